@@ -1,0 +1,131 @@
+package kernels
+
+import (
+	"fmt"
+
+	"github.com/zeebo/xxh3"
+)
+
+// Cut says where one checksummed piece ends and the next begins: every PieceBytes, counted afresh in each unit of
+// UnitBytes (docs/formats/pieces.md). The last piece of a unit may be shorter.
+type Cut struct{ UnitBytes, PieceBytes int }
+
+func (c Cut) check() error {
+	if c.PieceBytes < 1 || c.UnitBytes < c.PieceBytes {
+		return fmt.Errorf("pieces of %d bytes in units of %d: %w", c.PieceBytes, c.UnitBytes, ErrPlan)
+	}
+	return nil
+}
+
+// Count is the number of pieces of payloadBytes, which are whole units or end inside of one.
+func (c Cut) Count(payloadBytes int) int {
+	perUnit := (c.UnitBytes + c.PieceBytes - 1) / c.PieceBytes
+	units, rest := payloadBytes/c.UnitBytes, payloadBytes%c.UnitBytes
+	return units*perUnit + (rest+c.PieceBytes-1)/c.PieceBytes
+}
+
+// left is the number of bytes from offset to the end of its piece.
+func (c Cut) left(offset int) int {
+	in := offset % c.UnitBytes
+	return min(c.PieceBytes-in%c.PieceBytes, c.UnitBytes-in)
+}
+
+// need refuses a cut that cannot be, and sums that are not one per piece.
+func (c Cut) need(payloadBytes, sums int) error {
+	if err := c.check(); err != nil {
+		return err
+	}
+	if want := c.Count(payloadBytes); sums != want {
+		return fmt.Errorf("%d sums for %d pieces: %w", sums, want, ErrSums)
+	}
+	return nil
+}
+
+// next is the piece that begins at offset of b.
+func (c Cut) next(b []byte, offset int) (end int) { return min(offset+c.left(offset), len(b)) }
+
+// group is the end of as many whole pieces from offset on as fit into groupBytes, one at least.
+func (c Cut) group(b []byte, offset int) int {
+	end := c.next(b, offset)
+	for next := end; next < len(b); {
+		if next = c.next(b, next); next-offset > groupBytes {
+			break
+		}
+		end = next
+	}
+	return end
+}
+
+// CopySumPieces copies src to dst, of equal length, and writes the xxh3-64 of each piece of dst to sums: each piece
+// is hashed just after it was copied, while it is in cache, and it is what arrived that is hashed. ErrBounds, ErrSums
+// before a byte moves.
+func CopySumPieces(dst, src []byte, c Cut, sums []uint64) error {
+	if len(dst) != len(src) {
+		return fmt.Errorf("copy %d bytes to %d: %w", len(src), len(dst), ErrBounds)
+	}
+	if err := c.need(len(dst), len(sums)); err != nil {
+		return err
+	}
+	for i, at := 0, 0; at < len(dst); i++ {
+		end := c.next(dst, at)
+		copy(dst[at:end], src[at:end])
+		sums[i] = xxh3.Hash(dst[at:end])
+		at = end
+	}
+	return nil
+}
+
+// CopyCheckPieces copies src to dst, of equal length, and compares each piece that arrived with its sum. A
+// *SumError (ErrSum) names the first that differs; dst is then not to be used.
+func CopyCheckPieces(dst, src []byte, c Cut, want []uint64) error {
+	if len(dst) != len(src) {
+		return fmt.Errorf("copy %d bytes to %d: %w", len(src), len(dst), ErrBounds)
+	}
+	if err := c.need(len(dst), len(want)); err != nil {
+		return err
+	}
+	for i, at := 0, 0; at < len(dst); i++ {
+		end := c.next(dst, at)
+		copy(dst[at:end], src[at:end])
+		if err := checkPiece(i, dst[at:end], want[i]); err != nil {
+			return err
+		}
+		at = end
+	}
+	return nil
+}
+
+// SumPieces writes the sum of each piece of b.
+func SumPieces(b []byte, c Cut, sums []uint64) error {
+	if err := c.need(len(b), len(sums)); err != nil {
+		return err
+	}
+	for i, at := 0, 0; at < len(b); i++ {
+		end := c.next(b, at)
+		sums[i] = xxh3.Hash(b[at:end])
+		at = end
+	}
+	return nil
+}
+
+// CheckPieces compares each piece of b with its sum; a *SumError (ErrSum) names the first that differs.
+func CheckPieces(b []byte, c Cut, want []uint64) error {
+	if err := c.need(len(b), len(want)); err != nil {
+		return err
+	}
+	for i, at := 0, 0; at < len(b); i++ {
+		end := c.next(b, at)
+		if err := checkPiece(i, b[at:end], want[i]); err != nil {
+			return err
+		}
+		at = end
+	}
+	return nil
+}
+
+func checkPiece(i int, b []byte, want uint64) error {
+	if got := xxh3.Hash(b); got != want {
+		return &SumError{Piece: i, Got: got, Want: want}
+	}
+	return nil
+}
