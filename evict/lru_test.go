@@ -1,0 +1,173 @@
+package evict
+
+import (
+	"sort"
+	"testing"
+	"unsafe"
+
+	"pgregory.net/rapid"
+)
+
+// plainPage is a page of the plain model: LRU by sorting.
+type plainPage struct {
+	used      uint32
+	doomed    bool
+	evictable [NumTiers]bool
+	bytes     uint64
+}
+
+// victims of a tier, doomed first, then by last use; equals are in no order.
+func plainVictims(pages map[Ref]*plainPage, t Tier) []Ref {
+	var refs []Ref
+	for r, p := range pages {
+		if p.evictable[t] {
+			refs = append(refs, r)
+		}
+	}
+	rank := func(r Ref) int64 {
+		if pages[r].doomed {
+			return -1
+		}
+		return int64(pages[r].used)
+	}
+	sort.Slice(refs, func(i, j int) bool { return rank(refs[i]) < rank(refs[j]) })
+	return refs
+}
+
+func TestLRUAgainstSorting(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const refs = 40
+		l, pages, now := NewLRU(refs+1), map[Ref]*plainPage{}, 0.
+		for range rapid.IntRange(1, 300).Draw(t, "steps") {
+			now += rapid.Float64Range(0, 2).Draw(t, "dt")
+			r := Ref(rapid.IntRange(1, refs).Draw(t, "ref"))
+			p := pages[r]
+			switch op := rapid.IntRange(0, 9).Draw(t, "op"); {
+			case op < 3:
+				a := Attrs{Bytes: rapid.Uint64Range(1, 100000).Draw(t, "bytes"), Doomed: rapid.IntRange(0, 5).Draw(t, "doomed") == 0}
+				l.Insert(now, r, a)
+				if p == nil {
+					p = &plainPage{used: lruTicks(now)}
+					pages[r] = p
+				}
+				p.doomed, p.bytes = a.Doomed, a.Bytes
+			case op == 3:
+				l.Remove(now, r, true)
+				delete(pages, r)
+			case op < 6:
+				l.Touch(now, r)
+				if p != nil {
+					p.used = lruTicks(now)
+				}
+			default:
+				tier, ok := Tier(rapid.IntRange(0, int(NumTiers)-1).Draw(t, "tier")), op < 9
+				l.SetEvictable(r, tier, ok)
+				if p != nil {
+					p.evictable[tier] = ok
+				}
+			}
+			for tier := range NumTiers {
+				compareVictims(t, l, pages, tier, now)
+			}
+		}
+	})
+}
+
+func compareVictims(t *rapid.T, l *LRU, pages map[Ref]*plainPage, tier Tier, now float64) {
+	want := plainVictims(pages, tier)
+	got := l.Victims(now, tier, 1<<62, nil)
+	if len(got) != len(want) {
+		t.Fatalf("tier %v: %d victims, want %d", tier, len(got), len(want))
+	}
+	seen := map[Ref]bool{}
+	for i, v := range got {
+		score := Score(pages[want[i]].used) / lruTicksPerSec
+		if pages[want[i]].doomed {
+			score = -1
+		}
+		if p := pages[v.Ref]; seen[v.Ref] || p == nil || !p.evictable[tier] || v.Score != score {
+			t.Fatalf("tier %v victim %d: %+v, want score %v", tier, i, v, score)
+		}
+		seen[v.Ref] = true
+	}
+	peek := l.Victims(now, tier, 0, nil)
+	if len(peek) != min(len(got), 1) || len(peek) == 1 && peek[0] != got[0] {
+		t.Fatalf("tier %v: next victim %v, of %v", tier, peek, got)
+	}
+}
+
+func TestLRUStopsWhenNeedIsMet(t *testing.T) {
+	l := NewLRU(100)
+	for r := Ref(1); r <= 10; r++ {
+		l.Insert(float64(r), r, Attrs{Bytes: 10 << 12})
+		l.SetEvictable(r, Host, true)
+	}
+	for need, want := range map[uint64]int{0: 1, 1: 1, 10 << 12: 1, 10<<12 + 1: 2, 1 << 40: 10} {
+		if got := l.Victims(99, Host, need, nil); len(got) != want || got[0].Ref != 1 {
+			t.Errorf("need %d: %v, want %d victims from 1", need, got, want)
+		}
+	}
+	if got := l.Victims(99, Disk, 1, nil); got != nil {
+		t.Errorf("victims of a tier without pages: %v", got)
+	}
+}
+
+// A chain is taken from its end: the parent turns into a leaf that is older than all the rest.
+func TestLRUTakesAChainFromItsEnd(t *testing.T) {
+	l := NewLRU(1000)
+	const n = 500
+	for r := Ref(1); r <= n; r++ { // parents first, used with their children
+		l.Insert(0, r, Attrs{Bytes: 4096})
+	}
+	l.Insert(5, n+1, Attrs{Bytes: 4096}) // another, used later
+	l.SetEvictable(n+1, Host, true)
+	l.SetEvictable(n, Host, true)
+	for r := Ref(n); r >= 1; r-- {
+		v := l.Victims(10, Host, 1, nil)
+		if len(v) != 1 || v[0].Ref != r {
+			t.Fatalf("victim %v, want %d", v, r)
+		}
+		l.Remove(10, r, true)
+		if r > 1 {
+			l.SetEvictable(r-1, Host, true)
+		}
+	}
+	if v := l.Victims(10, Host, 1, nil); len(v) != 1 || v[0].Ref != n+1 {
+		t.Fatalf("left: %v", v)
+	}
+}
+
+func TestLRUSizes(t *testing.T) {
+	if n := unsafe.Sizeof(lruPage{}); n != 16 {
+		t.Errorf("lruPage is %d bytes, want 16", n)
+	}
+	l := NewLRU(0)
+	l.Insert(0, 99, Attrs{})
+	if n := l.FootprintBytes(); n != 1600 {
+		t.Errorf("footprint %d, want 1,600", n)
+	}
+	l.SetEvictable(50, Host, true) // never inserted
+	l.Touch(1, 50)
+	if v := l.Victims(1, Host, 1, nil); v != nil {
+		t.Errorf("victims that were never inserted: %v", v)
+	}
+	if l.Worth(3, Host, Attrs{}) != 3 || l.Worth(3, Host, Attrs{Doomed: true}) != -1 {
+		t.Error("worth")
+	}
+}
+
+func TestLRUAllocatesNothing(t *testing.T) {
+	l := NewLRU(1000)
+	dst := make([]Victim, 0, 100)
+	r := Ref(0)
+	if n := testing.AllocsPerRun(500, func() {
+		r = r%900 + 1
+		l.Insert(float64(r), r, Attrs{Bytes: 4096})
+		l.SetEvictable(r, Host, true)
+		l.Touch(float64(r), r)
+		l.Victims(float64(r), Host, 40960, dst)
+		l.Remove(float64(r), r, false)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

@@ -1,0 +1,80 @@
+// Package evict decides what is worth its bytes. Pure: no clock, no goroutine, no I/O.
+package evict
+
+// Ref is the core's dense page slot, from 1: policies keep plain slices indexed by it. A Ref is reused only after
+// Remove returned.
+type Ref uint32
+
+// Tier orders the places from dearest to cheapest.
+type Tier uint8
+
+// The tiers.
+const (
+	Device Tier = iota
+	Host
+	Disk
+	NumTiers
+)
+
+// String is the tier's name in metrics and tables.
+func (t Tier) String() string {
+	switch t {
+	case Device:
+		return "device"
+	case Host:
+		return "host"
+	case Disk:
+		return "disk"
+	}
+	return "invalid_tier"
+}
+
+// Score orders victims: lower goes first. Policies of one store use one unit (LRU: seconds since start of the last
+// use; later policies: FLOPs saved per byte-second), so shards, tiers and nodes compare. Doomed pages score below 0.
+type Score float64
+
+// Attrs is what a policy may know of a page. Bytes changes as extents come and go: call Insert again.
+type Attrs struct {
+	Bytes    uint64  // resident in the node, headers and slot slack included
+	FLOPs    float64 // recompute cost from depth, tokens and the operator's shape; 0 when unknown
+	Declared float64 // the writer's word: reorders only within Tenant
+	Tokens   uint32
+	Depth    uint32
+	Tenant   uint32 // interned
+	Doomed   bool   // evicted first: orphan, hidden, given up incomplete, expired, retired
+	Parent   Ref    // 0: root or unknown. For continuation classes only
+	KeyTag   uint64 // keyed fingerprint prefix: names the page in ghosts after its Ref is gone
+}
+
+// Victim is one page to drop from a tier. Equal inputs give equal victims.
+type Victim struct {
+	Ref   Ref
+	Score Score
+}
+
+// Policy ranks pages. It never sees children, leases or holders: the core computes
+//
+//	evictable(tier, page) = resident in tier
+//	                      & no child resident in tier                   (counter in the core's record)
+//	                      & (another copy remains | leaf of the node and, in a cluster, of the cluster)
+//	                      & no lease pin & no transfer of it in flight
+//
+// and tells the policy of each edge by SetEvictable. All methods are O(1) amortised, allocate nothing on the Go
+// heap after growth, and are called under the shard's lock. now is seconds since start.
+type Policy interface {
+	// Insert makes or updates a page; a new page counts as used now. Refs are dense; growth is by doubling.
+	Insert(now float64, ref Ref, a Attrs)
+	// Remove forgets a page; evicted leaves a ghost, deleted and expired do not.
+	Remove(now float64, ref Ref, evicted bool)
+	// Touch records a use (a fetch, or a lookup with lease; never a bare probe).
+	Touch(now float64, ref Ref)
+	// SetEvictable says whether ref may be a victim of tier.
+	SetEvictable(ref Ref, t Tier, ok bool)
+	// Victims appends victims of t in order until need bytes; need 0 peeks at the next one: its score is
+	// the water level. They stay evictable until the core says otherwise.
+	Victims(now float64, t Tier, need uint64, dst []Victim) []Victim
+	// Worth scores a page for t, known or about to be published: admission, promotion, explain.
+	Worth(now float64, t Tier, a Attrs) Score
+	// FootprintBytes is all memory held, ghosts and shadows included.
+	FootprintBytes() uint64
+}

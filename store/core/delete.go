@@ -1,0 +1,81 @@
+package core
+
+import "github.com/quire-kv/quire/reason"
+
+// delete hides pages at once. Grants in flight on them are revoked, so that what was deleted does not come back.
+func (s *Shard) delete(ev *Delete) {
+	r := Reply{Ticket: ev.Ticket}
+	for n := range ev.Runs {
+		r.Reason = s.eachPage(&ev.Runs[n], &r.Results, s.deletePage)
+	}
+	s.emit(r)
+}
+
+func (s *Shard) deletePage(i uint32) Result {
+	p := s.pages.At(i)
+	ref := p.ref(i)
+	if !p.has(flagHeld) {
+		return Result{Outcome: Miss, Reason: reason.Absent}
+	}
+	s.setCause(i, OrphanDeleted)
+	for _, w := range append([]openPage(nil), s.open[i]...) {
+		if w.pub.allocID != 0 { // not answered yet: there is no right to revoke
+			s.giveUpPage(w.pub, w.index)
+			continue
+		}
+		s.revoke(w.pub, []uint32{uint32(w.index)})
+		if w.pub.openNow == 0 {
+			s.closePublication(w.pub)
+		}
+	}
+	if p.has(flagCommitted) {
+		s.end(i, reason.Absent, OrphanDeleted)
+	}
+	return Result{Outcome: OK, Ref: ref}
+}
+
+// touch refreshes recency.
+func (s *Shard) touch(ev *Touch) {
+	r := Reply{Ticket: ev.Ticket}
+	for n := range ev.Runs {
+		r.Reason = s.eachPage(&ev.Runs[n], &r.Results, s.touchPage)
+		s.touchRun(s.slots)
+	}
+	s.emit(r)
+}
+
+func (s *Shard) touchPage(i uint32) Result {
+	p := s.pages.At(i)
+	if !p.has(flagCommitted) || p.expired(s.wall) {
+		return Result{Outcome: Miss, Reason: reason.Absent}
+	}
+	return Result{Outcome: OK, Ref: p.ref(i)}
+}
+
+// eachPage calls f with the records that a run names; the others are misses. The slots stay in s.slots.
+// The reason is of the whole run.
+func (s *Shard) eachPage(run *Run, results *[]Result, f func(i uint32) Result) reason.Reason {
+	s.slots = s.slots[:0]
+	family, ep, why := s.resolve(&run.Family)
+	if why == reason.None && hashCount(run, ep.state.HashBytes) == 0 {
+		why = reason.InvalidSpec
+	}
+	if why != reason.None {
+		*results = append(*results, missAll(run, ep, why)...)
+		return why
+	}
+	slots := s.slotsOf(run, family, ep.state.HashBytes)
+	for j := range slots {
+		// Earlier pages of the run may have freed records: look again.
+		i := uint32(0)
+		if slots[j] != 0 {
+			i = s.index.find(s.fps[j], family)
+		}
+		if slots[j] = i; i == 0 {
+			*results = append(*results, Result{Outcome: Miss, Reason: reason.Absent})
+			continue
+		}
+		*results = append(*results, f(i))
+	}
+	return reason.None
+}

@@ -1,0 +1,174 @@
+package core
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/quire-kv/quire/evict"
+	"github.com/quire-kv/quire/internal/clock"
+	"github.com/quire-kv/quire/reason"
+	"github.com/quire-kv/quire/store/page"
+)
+
+// Usage is what a shard holds of one namespace epoch.
+type Usage struct {
+	Namespace page.NamespaceID
+	Epoch     page.Epoch
+	Life      Life
+	Pages     uint64 // with at least one committed extent
+	Extents   uint64
+	Bytes     uint64 // of places, slot slack to 4 KiB included
+	Pinned    uint64
+	Orphans   [NumOrphanCauses]uint64
+}
+
+// OrphanCause says why a page's parent is gone.
+type OrphanCause uint8
+
+// The causes. Eviction is not one of them: it never makes an orphan.
+const (
+	OrphanDeleted OrphanCause = iota
+	OrphanExpired
+	OrphanCorrupt
+	OrphanHidden  // the parent's provenance is no longer accepted
+	OrphanAborted // the parent was given up by its writer
+	NumOrphanCauses
+)
+
+// LeaseInfo is one live lease for operators.
+type LeaseInfo struct {
+	Publish   bool
+	Lease     LeaseID
+	Token     Token
+	Principal Principal
+	Session   Session
+	Namespace page.NamespaceID
+	Epoch     page.Epoch
+	Pages     int
+	Bytes     uint64
+	Remaining time.Duration
+}
+
+// Explanation says what the shard knows of one key.
+type Explanation struct {
+	Ref      PageRef
+	Known    bool // a record exists, with or without committed extents
+	Served   bool // a whole-page read would be served now
+	Reason   reason.Reason
+	Complete bool
+	Open     int // extents being written
+	Parts    []Part
+	Depth    uint32
+	Children uint32
+	Pins     uint32
+	Orphan   bool
+	Parent   PageRef // zero: root or unknown
+	Expiry   clock.Wall
+	Score    evict.Score
+}
+
+// Usage appends one entry per namespace epoch that has records, in order of first sight.
+func (s *Shard) Usage(dst []Usage) []Usage {
+	for _, ep := range s.epochs.order {
+		if ep.families == 0 {
+			continue
+		}
+		dst = append(dst, Usage{
+			Namespace: ep.state.ID, Epoch: ep.state.Epoch, Life: ep.state.Life,
+			Pages: ep.pages, Extents: ep.extents, Bytes: ep.bytes, Pinned: ep.pinned, Orphans: ep.orphans,
+		})
+	}
+	return dst
+}
+
+// Leases appends the live leases in order of id.
+func (s *Shard) Leases(now clock.Instant, dst []LeaseInfo) []LeaseInfo {
+	defer runtime.KeepAlive(s)
+	for n := s.tenures.first; n != nil; n = n.next {
+		info := LeaseInfo{
+			Principal: n.principal, Session: n.session, Namespace: n.ep.state.ID, Epoch: n.ep.state.Epoch,
+			Remaining: max(n.until.Sub(now), 0),
+		}
+		if n.pub != nil {
+			s.describePublication(n.pub, &info)
+		} else {
+			s.describeLease(n.lease, &info)
+		}
+		dst = append(dst, info)
+	}
+	return dst
+}
+
+func (s *Shard) describePublication(pub *publication, info *LeaseInfo) {
+	info.Publish, info.Token, info.Pages = true, pub.token, pub.openNow
+	for i := range pub.pages {
+		for _, x := range pub.pages[i].grants {
+			info.Bytes += s.extents.At(x).held()
+		}
+	}
+}
+
+func (s *Shard) describeLease(l *lease, info *LeaseInfo) {
+	info.Lease, info.Pages = l.id, len(l.at)
+	for _, e := range l.pages {
+		if g := s.gone[e.ref]; g != nil {
+			info.Bytes += g.bytes.sum()
+		} else if e.ref != (PageRef{}) {
+			info.Bytes += s.pins[e.ref.Slot].bytes.sum()
+		}
+	}
+}
+
+// Explain says what the shard knows of one key and why it would or would not be served.
+func (s *Shard) Explain(now clock.Instant, wall clock.Wall, k *page.Key) Explanation {
+	defer runtime.KeepAlive(s)
+	family, ep, why := s.resolve(&k.Family)
+	if why != reason.None {
+		return Explanation{Reason: why}
+	}
+	i := uint32(0)
+	if family != 0 {
+		i = s.index.find(fingerprintOf(k.Hash.Bytes(), s.o.FingerprintKey), family)
+	}
+	if i == 0 {
+		return Explanation{Reason: reason.Absent}
+	}
+	p, f := s.pages.At(i), s.families.at(family)
+	e := Explanation{
+		Ref: p.ref(i), Known: true, Complete: p.has(flagComplete), Depth: p.depth, Children: p.children,
+		Pins: s.pins[i].leases, Orphan: p.has(flagOrphan), Expiry: p.expiry,
+	}
+	e.Reason = s.served(p, ep, f.geo.Full(), wall)
+	e.Served = e.Reason == reason.None
+	if p.parent != 0 {
+		e.Parent = s.pages.At(p.parent).ref(p.parent)
+	}
+	for x := p.extents; x != 0; x = s.extents.At(x).next {
+		r := s.extents.At(x)
+		if r.state() == extentOpen {
+			e.Open++
+			continue
+		}
+		e.Parts = append(e.Parts, Part{
+			Extent: x, Place: r.place(), View: r.view, Take: r.view, Accepted: ep.lineages.accepted(r.lineage),
+		})
+	}
+	t := s.tally(p, ep)
+	e.Score = s.o.Policy.Worth(seconds(now), s.o.Tier, s.attrs(p, f, &t))
+	return e
+}
+
+// PlaceOf is a place of some committed extent of ref, for reading its header; ok is false for placeholders.
+func (s *Shard) PlaceOf(ref PageRef) (p Place, v page.View, f page.Family, ok bool) {
+	defer runtime.KeepAlive(s)
+	if ref.Slot == 0 || ref.Slot > s.pages.top || s.pages.At(ref.Slot).gen != ref.Gen || s.pages.At(ref.Slot).family == 0 {
+		return Place{}, page.View{}, page.Family{}, false
+	}
+	r := s.pages.At(ref.Slot)
+	for i := r.extents; i != 0; i = s.extents.At(i).next {
+		if x := s.extents.At(i); x.state() == extentCommitted {
+			return x.place(), x.view, s.families.at(r.family).key, true
+		}
+	}
+	return Place{}, page.View{}, page.Family{}, false
+}

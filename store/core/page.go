@@ -1,0 +1,267 @@
+package core
+
+import (
+	"github.com/quire-kv/quire/evict"
+	"github.com/quire-kv/quire/reason"
+	"github.com/quire-kv/quire/store/page"
+)
+
+// newPage files an empty record; 0 when there is no room for one. It must get an extent, or go by settle.
+func (s *Shard) newPage(fp fingerprint, family uint32) uint32 {
+	if !s.o.Ledger.takeRecords(1, 0) {
+		return 0
+	}
+	i := s.pages.take(func(p *pageRecord) uint32 { return p.parent })
+	if i == 0 {
+		s.o.Ledger.giveRecords(1, 0)
+		return 0
+	}
+	p := s.pages.At(i)
+	*p = pageRecord{fp: fp, family: family, gen: p.gen + 1, flags: flagUnknown | flagAbsent}
+	p.setCause(OrphanAborted)
+	s.families.retain(family)
+	if !s.index.insert(i) {
+		s.unfile(i)
+		return 0
+	}
+	return i
+}
+
+// freePage takes an empty record that nobody names out of the index.
+func (s *Shard) freePage(i uint32) {
+	s.index.remove(i)
+	s.unfile(i)
+}
+
+func (s *Shard) unfile(i uint32) {
+	p := s.pages.At(i)
+	s.families.release(p.family)
+	*p = pageRecord{gen: p.gen + 1, parent: s.pages.free}
+	s.pages.give(i)
+	s.o.Ledger.giveRecords(1, 0)
+}
+
+// tally is what a walk over the extents of a page finds.
+type tally struct {
+	open, committed  int
+	accepted, hidden bool // has a committed extent of that kind
+	moving           bool
+	cells            int // committed
+	bytes            uint64
+	tierOf           [evict.NumTiers]bool // committed
+	lineage          uint16
+}
+
+func (s *Shard) tally(p *pageRecord, ep *epoch) (t tally) {
+	for i := p.extents; i != 0; i = s.extents.At(i).next {
+		x := s.extents.At(i)
+		if x.state() == extentOpen {
+			t.open++
+			continue
+		}
+		if t.committed++; t.committed == 1 {
+			t.lineage = x.lineage
+		} else if x.lineage != t.lineage {
+			t.lineage = mixedLineage
+		}
+		ok := ep.lineages.accepted(x.lineage)
+		t.accepted, t.hidden = t.accepted || ok, t.hidden || !ok
+		t.moving = t.moving || x.moving()
+		t.cells += x.view.Cells() // committed extents are disjoint
+		t.bytes += x.held()
+		t.tierOf[x.tier()] = true
+	}
+	return t
+}
+
+// settle computes anew all that follows from a page's extents, its pins and its parent, and passes it on to the
+// parent's counters, the orphan counts and the policy. It is called after every change of a page and is the only
+// place where these change. A record that holds nothing and is named by nobody goes.
+func (s *Shard) settle(i uint32) {
+	p := s.pages.At(i)
+	f := s.families.at(p.family)
+	t := s.tally(p, f.ep)
+	before := *p
+	full := f.geo.Full()
+
+	p.lineage = t.lineage
+	p.set(flagOpen, t.open > 0)
+	p.set(flagCommitted, t.committed > 0)
+	p.set(flagComplete, t.committed > 0 && t.cells == full.Cells())
+	p.set(flagAbsent, t.open == 0 && !t.accepted)
+	if p.has(flagAbsent) && !before.has(flagAbsent) && t.hidden {
+		p.setCause(OrphanHidden)
+	}
+	if t.committed == 0 {
+		p.expiry, p.declared = 0, 0
+		p.set(flagGivenUp, false)
+	}
+	if p.has(flagComplete) || !p.has(flagHeld) {
+		delete(s.groups, i)
+	}
+	s.settleParent(p, &before)
+	s.settleOrphan(p, &f.geo)
+	if (before.flags^p.flags)&(flagAbsent|flagOrphan) != 0 && p.live > 0 {
+		s.sweep.request() // the children find out as it walks them
+	}
+	s.settleCounts(f.ep, p, &before)
+	s.settlePolicy(i, p, f, &t, &before)
+	if !p.has(flagHeld|flagPinned) && p.children == 0 {
+		parent := p.parent
+		s.freePage(i)
+		s.unname(parent)
+	}
+}
+
+// settleParent tells the parent whether this child is live.
+func (s *Shard) settleParent(p, before *pageRecord) {
+	now, was := p.has(flagHeld), before.has(flagHeld)
+	if now == was || p.parent == 0 {
+		return
+	}
+	s.addLive(p.parent, now)
+}
+
+func (s *Shard) settleCounts(ep *epoch, p, before *pageRecord) {
+	if now := p.has(flagCommitted); now != before.has(flagCommitted) {
+		step(&ep.pages, now)
+		step(&s.totals.Pages, now)
+	}
+	if now := p.flags & flagHeld; (now == flagOpen) != (before.flags&flagHeld == flagOpen) {
+		step(&s.openOnly, now == flagOpen)
+	}
+	if now := p.has(flagAbsent); now != before.has(flagAbsent) && p.live > 0 {
+		s.countOrphans(ep, p, int64(p.live), now)
+	}
+}
+
+func step(n *uint64, up bool) {
+	if up {
+		*n++
+	} else {
+		*n--
+	}
+}
+
+// settlePolicy keeps the policy's view equal to ours.
+func (s *Shard) settlePolicy(i uint32, p *pageRecord, f *family, t *tally, before *pageRecord) {
+	ref := evict.Ref(i)
+	if t.committed == 0 {
+		if before.has(flagCommitted) {
+			s.o.Policy.Remove(seconds(s.now), ref, s.evicting)
+		}
+		return
+	}
+	s.o.Policy.Insert(seconds(s.now), ref, s.attrs(p, f, t))
+	for tier, in := range t.tierOf {
+		s.o.Policy.SetEvictable(ref, evict.Tier(tier), in && s.evictable(p, t.moving))
+	}
+}
+
+// evictable: committed, nothing in flight, unpinned, and a leaf. With one tier each copy is the last one, so leaf of
+// the tier and leaf of the node are the same.
+func (s *Shard) evictable(p *pageRecord, moving bool) bool {
+	return p.has(flagCommitted) && !p.has(flagOpen|flagPinned|flagGuarded) && !moving && p.live == 0
+}
+
+// reconsider is settle where only the children or the pins of a page changed.
+func (s *Shard) reconsider(i uint32) {
+	p := s.pages.At(i)
+	if !p.has(flagCommitted) {
+		return
+	}
+	t := s.tally(p, s.epochOf(i))
+	for tier, in := range t.tierOf {
+		s.o.Policy.SetEvictable(evict.Ref(i), evict.Tier(tier), in && s.evictable(p, t.moving))
+	}
+}
+
+func (s *Shard) attrs(p *pageRecord, f *family, t *tally) evict.Attrs {
+	a := evict.Attrs{
+		Bytes: t.bytes, Declared: float64(p.declared), Tokens: f.geo.Tokens, Depth: p.depth,
+		Tenant: f.ep.state.Tenant, Parent: evict.Ref(p.parent), KeyTag: p.fp.hi,
+		Doomed: p.has(flagOrphan) || t.hidden || p.expired(s.wall) || p.has(flagGivenUp) && !p.has(flagComplete),
+	}
+	if f.geo.FLOPs != nil {
+		start := uint64(p.depth) * uint64(f.geo.Tokens)
+		a.FLOPs = f.geo.FLOPs(start, start+uint64(f.geo.Tokens))
+	}
+	return a
+}
+
+// end ends the life of what is committed of a page: hidden and announced now. Bytes that leases hold stay readable
+// under these; the others are free as soon as no one reads them. Grants in flight are not touched.
+func (s *Shard) end(i uint32, why reason.Reason, cause OrphanCause) (held uint64) {
+	p := s.pages.At(i)
+	s.unpinOperators(i)
+	var g *goneSet
+	if p.has(flagPinned) {
+		g = s.moveToGone(i)
+	}
+	for x, next := p.extents, uint32(0); x != 0; x = next {
+		next = s.extents.At(x).next
+		if s.extents.At(x).state() == extentOpen {
+			continue
+		}
+		held += s.extents.At(x).held()
+		if g == nil {
+			s.dropCommitted(x, why)
+			continue
+		}
+		s.announce(x, true, why)
+		s.uncount(x)
+		s.detach(x, extentGone)
+		g.extents = append(g.extents, x)
+		s.goneOf[x] = g
+	}
+	s.setCause(i, cause)
+	p.gen++
+	s.settle(i)
+	return held
+}
+
+// stands says whether a page may be built on: an extent of it is open, or committed and accepted, in time.
+func (s *Shard) stands(i uint32) bool {
+	p := s.pages.At(i)
+	if p.has(flagOpen) {
+		return true
+	}
+	if !p.has(flagCommitted) || p.expired(s.wall) {
+		return false
+	}
+	t := s.tally(p, s.epochOf(i))
+	return t.accepted
+}
+
+// slotsOf finds the records of a run's hashes; 0 where there is none. The result is scratch.
+func (s *Shard) slotsOf(r *Run, family uint32, hashBytes int) []uint32 {
+	n := len(r.Hashes) / hashBytes
+	s.slots, s.fps = s.slots[:0], s.fps[:0]
+	for i := range n {
+		s.fps = append(s.fps, fingerprintOf(r.Hashes[i*hashBytes:][:hashBytes], s.o.FingerprintKey))
+	}
+	var found [probeBatch]uint32
+	for at := 0; at < n; at += probeBatch {
+		k := min(n-at, probeBatch)
+		if family != 0 {
+			s.index.findBatch(s.fps[at:at+k], family, &found)
+		}
+		s.slots = append(s.slots, found[:k]...)
+	}
+	return s.slots
+}
+
+// touchRun records a use of pages.
+func (s *Shard) touchRun(slots []uint32) {
+	for _, i := range slots {
+		if i != 0 && s.pages.At(i).has(flagCommitted) {
+			s.o.Policy.Touch(seconds(s.now), evict.Ref(i))
+		}
+	}
+}
+
+// hashAt copies the i-th hash of a run.
+func hashAt(r *Run, i, hashBytes int) page.Hash {
+	h, _ := page.MakeHash(r.Hashes[i*hashBytes:][:hashBytes]) // the length was checked with the run
+	return h
+}

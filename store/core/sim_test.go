@@ -1,0 +1,324 @@
+package core
+
+import (
+	"flag"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/quire-kv/quire/evict"
+	"github.com/quire-kv/quire/internal/clock"
+	"github.com/quire-kv/quire/reason"
+	"github.com/quire-kv/quire/store/page"
+)
+
+var seedFlag = flag.Uint64("seed", 0, "seed of the simulation; 0: a fixed set")
+
+// simulation is a node of several shards that share one ledger and one tier, with writers that die, readers that
+// forget, operators, time and memory that is refused.
+type simulation struct {
+	rnd    *rand.Rand
+	tier   *fakeTier
+	ledger *Ledger
+	nodes  []*world
+	spaces []NamespaceState // by shard
+	leases [][]leaseOf
+	pubs   [][]pubOf
+	reads  [][]Ticket
+	trace  io.Writer // every effect goes in
+	marks  map[string]int
+}
+
+type leaseOf struct {
+	id LeaseID
+	by Principal
+}
+
+type pubOf struct {
+	token Token
+	by    Principal
+	pages int
+}
+
+const (
+	simShards = 3
+	simTier   = 100 * 12288
+	simDepth  = 12
+	simChains = 4
+)
+
+func newSimulation(t *testing.T, seed uint64, trace io.Writer) *simulation {
+	m := &simulation{
+		rnd: rand.New(rand.NewPCG(seed, 1)), tier: newFakeTier(t, simTier), trace: trace, marks: map[string]int{},
+		ledger: NewLedger(Limits{Pages: 110, Extents: 220, Capacity: [evict.NumTiers]uint64{evict.Host: simTier}}),
+		leases: make([][]leaseOf, simShards), pubs: make([][]pubOf, simShards), reads: make([][]Ticket, simShards),
+	}
+	for i := range simShards {
+		w := newWorld(t, 0, Options{Ledger: m.ledger, Policy: evict.NewLRU(1024), SweepRecords: 16, FingerprintKey: seed})
+		w.tier = m.tier
+		w.makeRoom = m.reclaim
+		w.onEffect = func(e Effect) { m.observe(i, e) }
+		m.nodes = append(m.nodes, w)
+		m.spaces = append(m.spaces, testNamespace(byte(i+1), 1))
+		w.do(NamespaceChanged{m.spaces[i]})
+	}
+	return m
+}
+
+func (m *simulation) observe(shard int, e Effect) {
+	fmt.Fprintf(m.trace, "%d %T %+v\n", shard, e, e)
+	switch e := e.(type) {
+	case Reply:
+		if e.Reason != reason.None {
+			m.marks["call "+e.Reason.String()]++
+		}
+		for _, r := range e.Results {
+			m.marks[outcomeNames[r.Outcome]+" "+r.Reason.String()]++
+		}
+	case Announce:
+		if e.Removed {
+			m.marks["removed "+e.Why.String()]++
+		}
+	case MoveRefused:
+		m.marks["move refused"]++
+	}
+}
+
+// reclaim asks the shard whose next victim is worth least, as the runtime does.
+func (m *simulation) reclaim(t evict.Tier, bytes uint64) {
+	var lowest *world
+	var least evict.Score
+	for _, w := range m.nodes {
+		if score, ok := w.s.WaterLevel(w.now, t); ok && (lowest == nil || score < least) {
+			lowest, least = w, score
+		}
+	}
+	if lowest != nil {
+		lowest.step(Reclaim{Tier: t, Bytes: bytes})
+	}
+}
+
+func (m *simulation) run(i int) (Run, int) {
+	from := m.rnd.IntN(simDepth)
+	to := from + 1 + m.rnd.IntN(simDepth-from)
+	if m.rnd.IntN(2) == 0 {
+		from = 0
+	}
+	return chain(familyIn(m.spaces[i], testGroup), m.rnd.IntN(simChains), from, to), to - from
+}
+
+func (m *simulation) views() page.View {
+	return []page.View{{}, {}, {H0: 0, H1: 1, L0: 0, L1: 4}, {H0: 1, H1: 2, L0: 0, L1: 4}}[m.rnd.IntN(4)]
+}
+
+func (m *simulation) step() {
+	i := m.rnd.IntN(simShards)
+	w := m.nodes[i]
+	by, session := Principal(1+m.rnd.IntN(3)), Session(m.rnd.IntN(4))
+	switch n := m.rnd.IntN(100); {
+	case n < 30:
+		r, pages := m.run(i)
+		b := w.beginEvent(r, m.views())
+		b.Principal, b.Session, b.Provenance = by, session, uint16(1+m.rnd.IntN(3))
+		if m.rnd.IntN(10) == 0 {
+			b.Pages[len(b.Pages)-1].Expiry = w.wall + clock.Wall(1+m.rnd.IntN(20))
+		}
+		if r := w.begin(b); r.Token != (Token{}) {
+			m.pubs[i] = append(m.pubs[i], pubOf{r.Token, by, pages})
+		}
+	case n < 55:
+		if p, ok := pick(m.rnd, m.pubs[i]); ok {
+			var pages []uint32
+			for j := range p.pages {
+				if m.rnd.IntN(8) > 0 {
+					pages = append(pages, uint32(j))
+				}
+			}
+			w.do(w.commitEvent(familyIn(m.spaces[i], testGroup), p.by, p.token, pages...))
+		}
+	case n < 63:
+		r, _ := m.run(i)
+		l := Lookup{Ticket: w.ticket(), Principal: by, Session: session, Runs: []Run{r}, View: m.views(), TTL: 5 * time.Second}
+		w.do(l)
+		if r := w.reply(l.Ticket); r.Lease != (LeaseID{}) {
+			m.leases[i] = append(m.leases[i], leaseOf{r.Lease, by})
+		}
+	case n < 72:
+		r, _ := m.run(i)
+		e := Read{Ticket: w.ticket(), Principal: by, Run: r, View: m.views()}
+		if l, ok := pick(m.rnd, m.leases[i]); ok && m.rnd.IntN(2) == 0 {
+			e.Lease, e.Principal = l.id, l.by
+		}
+		w.do(e)
+		m.reads[i] = append(m.reads[i], e.Ticket)
+	case n < 80:
+		if len(m.reads[i]) > 0 {
+			w.readDone(m.reads[i][0])
+			m.reads[i] = m.reads[i][1:]
+		}
+	case n < 84:
+		if l, ok := pick(m.rnd, m.leases[i]); ok {
+			w.do(Release{Principal: l.by, Lease: l.id})
+		}
+	case n < 86:
+		w.do(SessionGone{session})
+	case n < 89:
+		r, _ := m.run(i)
+		w.do(Delete{Ticket: w.ticket(), Runs: []Run{r}})
+	case n < 91:
+		r, _ := m.run(i)
+		w.do(Pin{Ticket: w.ticket(), Principal: by, Runs: []Run{r}, Unpin: m.rnd.IntN(3) > 0})
+	case n < 93:
+		x := uint32(1 + m.rnd.IntN(40))
+		if e := w.s.extentAt(x); e != nil && e.state() != extentFree {
+			w.do(CorruptFound{x, e.place()})
+		}
+	case n < 95:
+		if e := w.s.extentAt(uint32(1 + m.rnd.IntN(40))); e != nil {
+			w.do(Move{uint32(1 + m.rnd.IntN(40)), e.place()})
+		}
+		if len(w.transfers) > 0 {
+			w.finishTransfer(0, []reason.Reason{reason.None, reason.None, reason.Corrupt}[m.rnd.IntN(3)])
+		}
+	case n < 97:
+		st := &m.spaces[i]
+		st.Accepts = []uint64{1<<1 | st.Accepts[0] ^ 1<<(2+m.rnd.IntN(2))}
+		w.do(NamespaceChanged{*st})
+	case n == 97 && m.rnd.IntN(4) == 0:
+		old := m.spaces[i]
+		old.Life = Retired
+		w.do(NamespaceChanged{old})
+		m.spaces[i] = testNamespace(byte(i+1), old.Epoch+1)
+		w.do(NamespaceChanged{m.spaces[i]})
+	default:
+		m.advance(time.Duration(m.rnd.IntN(3000))*time.Millisecond, m.rnd.IntN(3) == 0)
+	}
+}
+
+func pick[T any](r *rand.Rand, from []T) (x T, ok bool) {
+	if len(from) == 0 {
+		return x, false
+	}
+	return from[r.IntN(len(from))], true
+}
+
+func (m *simulation) advance(d time.Duration, tick bool) {
+	for _, w := range m.nodes {
+		w.now = w.now.Add(d)
+		w.wall = 1000 + clock.Wall(time.Duration(w.now)/time.Second)
+		if tick {
+			w.do(Tick{})
+		}
+	}
+}
+
+func (m *simulation) check(t *testing.T) {
+	t.Helper()
+	var shards []*Shard
+	var bytes uint64
+	moving := false
+	for i, w := range m.nodes {
+		if err := w.s.Check(); err != nil {
+			t.Fatalf("shard %d: %v", i, err)
+		}
+		shards = append(shards, w.s)
+		moving = moving || len(w.transfers) > 0
+		for _, u := range w.s.Usage(nil) {
+			bytes += u.Bytes
+		}
+	}
+	if err := m.ledger.Check(shards...); err != nil {
+		t.Fatal(err)
+	}
+	if !moving && int64(bytes) != m.tier.used || m.tier.used > simTier {
+		t.Fatalf("shards account for %d bytes, the tier holds %d of %d", bytes, m.tier.used, simTier)
+	}
+}
+
+// heal lets everything end and then asks for progress: nothing is held any more, and everything can be published.
+func (m *simulation) heal(t *testing.T) {
+	for i, w := range m.nodes {
+		for _, ticket := range m.reads[i] {
+			w.readDone(ticket)
+		}
+		for len(w.transfers) > 0 {
+			w.finishTransfer(0, reason.None)
+		}
+		for by := Principal(1); by <= 3; by++ {
+			for c := range simChains {
+				w.do(Pin{Ticket: w.ticket(), Principal: by, Unpin: true, Runs: []Run{chain(familyIn(m.spaces[i], testGroup), c, 0, simDepth)}})
+			}
+		}
+	}
+	for range 200 {
+		m.advance(time.Second, true)
+	}
+	m.check(t)
+	for i, w := range m.nodes {
+		if n := w.s.Totals(); n.ReadLeases != 0 || n.Publications != 0 || n.PinnedBytes != 0 {
+			t.Fatalf("shard %d still holds %+v", i, n)
+		}
+		f := familyIn(m.spaces[i], testGroup)
+		w.delete(f, 0, 0, simDepth)
+		w.publish(f, 0, 0, simDepth)
+		if n := w.leading(f, 0, 0, simDepth); n != simDepth {
+			t.Fatalf("shard %d: %d of %d pages after healing", i, n, simDepth)
+		}
+	}
+	m.check(t)
+}
+
+func simulate(t *testing.T, seed uint64, steps int) (traceHash uint64, marks map[string]int) {
+	trace := fnv.New64a()
+	m := newSimulation(t, seed, trace)
+	for n := range steps {
+		m.step()
+		if n%7 == 0 {
+			m.check(t)
+		}
+	}
+	m.check(t)
+	m.heal(t)
+	return trace.Sum64(), m.marks
+}
+
+// reachMarks are what a set of simulations must come across, or it shows too little.
+var reachMarks = []string{
+	"granted none", "committed none", "present none", "refused held", "refused busy", "refused parent_missing",
+	"refused aborted", "refused provenance", "miss absent", "miss incomplete", "miss provenance", "miss expired",
+	"miss lease_expired", "ok none", "call stale_token", "removed none", "removed absent", "removed expired",
+	"removed corrupt", "removed retired", "removed provenance", "move refused", "call lease_expired",
+}
+
+func TestSimulation(t *testing.T) {
+	seeds := []uint64{1, 2, 3, 4}
+	steps := 3000
+	if *seedFlag != 0 {
+		seeds = []uint64{*seedFlag}
+	} else if testing.Short() {
+		seeds, steps = seeds[:2], 1500
+	}
+	all := map[string]int{}
+	for _, seed := range seeds {
+		t.Logf("seed %d (replay with -seed)", seed)
+		hash, marks := simulate(t, seed, steps)
+		again, _ := simulate(t, seed, steps)
+		if hash != again {
+			t.Fatalf("seed %d: trace %x, then %x", seed, hash, again)
+		}
+		for k, n := range marks {
+			all[k] += n
+		}
+	}
+	if *seedFlag != 0 || testing.Short() {
+		return
+	}
+	for _, m := range reachMarks {
+		if all[m] == 0 {
+			t.Errorf("never reached: %s", m)
+		}
+	}
+}
