@@ -1,0 +1,36 @@
+package host
+
+// hugePageBytes is the size of a huge page on amd64 and on arm64 with 4 KiB pages.
+const hugePageBytes = 2 << 20
+
+// memory is where slabs come from: the seam between the bookkeeping of this package and the operating system.
+// Methods are safe for concurrent use on different mappings.
+type memory interface {
+	// mapping returns zeroed, 4 KiB aligned memory of exactly bytes. keepFile leaves its descriptor open.
+	mapping(bytes int64, keepFile bool) (*mapping, error)
+	// populate makes m.mem[from:to] resident and answers how much of it is known to be in huge pages. It never
+	// changes contents and may run beside readers and writers.
+	populate(m *mapping, from, to int64) (hugeBytes int64, err error)
+	// unmap gives m back. Nothing may touch its memory from then on.
+	unmap(m *mapping) error
+	// reservesHuge reports whether whole huge pages are there for the asking, so that sizes are worth rounding up.
+	reservesHuge() bool
+	// hint is what an operator can do to get huge pages; "" if nothing.
+	hint() string
+}
+
+// mapping is one run of memory that can be cut into slots. Its fields are guarded by Driver.mu, save mem and
+// bytes, which never change.
+type mapping struct {
+	mem     []byte
+	bytes   int64
+	file    int  // descriptor, or -1
+	hugetlb bool // from the pool of reserved huge pages
+	private bool // of one namespace: never cut again for another
+
+	used      bool  // cut into a slab
+	populated int64 // prefix that is resident
+	huge      int64 // how much of it is known to be in huge pages
+	busy      bool  // being populated; must not be unmapped
+	doomed    bool  // to be unmapped when no longer busy
+}

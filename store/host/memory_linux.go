@@ -1,0 +1,215 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	// maxCollapseFailures in a row end the search for huge pages: each attempt may compact memory, which is dear.
+	maxCollapseFailures = 16
+
+	reservedHugePages = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
+	shmemHugePages    = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+)
+
+// memfd is memory of the operating system, huge pages first:
+//
+//	MFD_HUGETLB         when the operator reserved huge pages and the size is whole ones
+//	MADV_HUGEPAGE       when shmem_enabled allows it: huge at first touch
+//	MADV_COLLAPSE       else, page by page while populating (Linux 6.1), whatever shmem_enabled says
+//	4 KiB pages         else
+type memfd struct {
+	small     bool
+	reserved  bool         // huge pages were reserved when the tier was made
+	failures  atomic.Int32 // of MADV_COLLAPSE in a row
+	shmemMode string
+}
+
+func newMemory(smallPages bool) memory {
+	m := &memfd{small: smallPages, shmemMode: chosen(readLine(shmemHugePages))}
+	if n, err := strconv.Atoi(readLine(reservedHugePages)); err == nil {
+		m.reserved = n > 0 && !smallPages
+	}
+	return m
+}
+
+func (f *memfd) reservesHuge() bool { return f.reserved }
+
+func (f *memfd) mapping(bytes int64, keepFile bool) (*mapping, error) {
+	if f.reserved && bytes%hugePageBytes == 0 {
+		if m, err := f.mapFile(bytes, unix.MFD_HUGETLB, keepFile); err == nil {
+			m.hugetlb = true
+			return m, nil // the pool has room
+		}
+	}
+	return f.mapFile(bytes, 0, keepFile)
+}
+
+func (f *memfd) mapFile(bytes int64, flags int, keepFile bool) (*mapping, error) {
+	fd, err := unix.MemfdCreate("quire-host", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|flags)
+	if err != nil {
+		return nil, fmt.Errorf("create memfd: %w", err)
+	}
+	mem, err := mapSealed(fd, bytes)
+	if err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	if flags&unix.MFD_HUGETLB == 0 {
+		f.advise(mem)
+	}
+	m := &mapping{mem: mem, bytes: bytes, file: fd}
+	if !keepFile { // the mapping keeps the memory; a large tier would need many descriptors
+		m.file = -1
+		if err := unix.Close(fd); err != nil {
+			return nil, errors.Join(fmt.Errorf("close memfd: %w", err), f.unmap(m))
+		}
+	}
+	return m, nil
+}
+
+// mapSealed gives fd its final size and maps it at a multiple of the huge page size.
+func mapSealed(fd int, bytes int64) ([]byte, error) {
+	if err := unix.Ftruncate(fd, bytes); err != nil {
+		return nil, fmt.Errorf("size memfd to %d bytes: %w", bytes, err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+		return nil, fmt.Errorf("seal memfd: %w", err)
+	}
+	span := uintptr(bytes) + hugePageBytes
+	at, err := unix.MmapPtr(-1, 0, nil, span, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("reserve %d bytes of addresses: %w", span, err)
+	}
+	skip := -uintptr(at) & (hugePageBytes - 1)
+	base := unsafe.Add(at, skip)
+	if _, err := unix.MmapPtr(fd, 0, base, uintptr(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+		return nil, errors.Join(fmt.Errorf("map %d bytes: %w", bytes, err), unix.MunmapPtr(at, span))
+	}
+	if err := trim(at, skip, base, uintptr(bytes), span); err != nil {
+		return nil, errors.Join(fmt.Errorf("trim reserved addresses: %w", err), unix.MunmapPtr(at, span))
+	}
+	return unsafe.Slice((*byte)(base), bytes), nil
+}
+
+// trim gives back the reserved addresses before and after the mapping.
+func trim(at unsafe.Pointer, skip uintptr, base unsafe.Pointer, bytes, span uintptr) error {
+	if skip > 0 {
+		if err := unix.MunmapPtr(at, skip); err != nil {
+			return err
+		}
+	}
+	if tail := span - skip - bytes; tail > 0 {
+		return unix.MunmapPtr(unsafe.Add(base, bytes), tail)
+	}
+	return nil
+}
+
+// advise asks for huge pages in whole ones only: one that reaches past the end would hold memory nobody counts.
+func (f *memfd) advise(mem []byte) {
+	whole := len(mem) &^ (hugePageBytes - 1)
+	if f.small {
+		whole = 0
+	}
+	if whole > 0 {
+		_ = unix.Madvise(mem[:whole], unix.MADV_HUGEPAGE) // a kernel without them is not an error
+	}
+	if whole < len(mem) {
+		_ = unix.Madvise(mem[whole:], unix.MADV_NOHUGEPAGE)
+	}
+}
+
+func (f *memfd) populate(m *mapping, from, to int64) (huge int64, err error) {
+	if m.hugetlb {
+		return to - from, touch(m.mem[from:to])
+	}
+	for at := from; at < to; {
+		next := min(to, (at+hugePageBytes)&^(hugePageBytes-1))
+		part := m.mem[at:next]
+		if f.collapse(part) {
+			huge += int64(len(part))
+		}
+		if err := touch(part); err != nil {
+			return huge, err
+		}
+		at = next
+	}
+	return huge, nil
+}
+
+// touch makes part resident and mapped without changing it.
+func touch(part []byte) error {
+	if err := unix.Madvise(part, unix.MADV_POPULATE_WRITE); err != nil {
+		return fmt.Errorf("populate %d bytes: %w", len(part), err)
+	}
+	return nil
+}
+
+// collapse makes one huge page of part, or finds that it is one.
+func (f *memfd) collapse(part []byte) bool {
+	if f.small || len(part) != hugePageBytes || f.failures.Load() >= maxCollapseFailures {
+		return false
+	}
+	// A range without any page is refused: one page first, which is the huge one already where shmem_enabled allows.
+	if touch(part[:os.Getpagesize()]) != nil {
+		return false
+	}
+	if unix.Madvise(part, unix.MADV_COLLAPSE) != nil {
+		f.failures.Add(1)
+		return false
+	}
+	f.failures.Store(0)
+	return true
+}
+
+func (f *memfd) unmap(m *mapping) error {
+	var errs []error
+	if m.mem != nil {
+		if err := unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(m.mem)), uintptr(m.bytes)); err != nil {
+			errs = append(errs, fmt.Errorf("unmap %d bytes: %w", m.bytes, err))
+		}
+		m.mem = nil
+	}
+	if m.file >= 0 {
+		if err := unix.Close(m.file); err != nil {
+			errs = append(errs, fmt.Errorf("close memfd: %w", err))
+		}
+		m.file = -1
+	}
+	return errors.Join(errs...)
+}
+
+func (f *memfd) hint() string {
+	if f.small {
+		return "they were asked for by configuration"
+	}
+	return fmt.Sprintf("write advise to %s (now %q), or reserve huge pages with sysctl vm.nr_hugepages", shmemHugePages, f.shmemMode)
+}
+
+// readLine is the first line of a file; "" when it cannot be read.
+func readLine(path string) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	line, _, _ := strings.Cut(string(b), "\n")
+	return strings.TrimSpace(line)
+}
+
+// chosen picks the value in brackets of a sysfs choice: "always [never]" is never.
+func chosen(line string) string {
+	_, rest, ok := strings.Cut(line, "[")
+	if !ok {
+		return line
+	}
+	value, _, _ := strings.Cut(rest, "]")
+	return value
+}
