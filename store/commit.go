@@ -1,0 +1,224 @@
+package store
+
+import (
+	"context"
+	"encoding/binary"
+
+	"github.com/quire-kv/quire/reason"
+	"github.com/quire-kv/quire/store/core"
+	"github.com/quire-kv/quire/store/page"
+)
+
+// CommitPage is one page of a publication with the encoded header of each of its grants.
+type CommitPage struct {
+	Page    uint32
+	Headers [][]byte
+}
+
+// Commit verifies headers, lengths and sums against what was written and makes pages visible. Results align with
+// pages. Idempotent: digests committed before answer Committed, also under a token that is over. A page that fails
+// is given up whole, so that it can be published again.
+func (s *Store) Commit(ctx context.Context, c Caller, id page.NamespaceID, e page.Epoch, t core.Token, pages []CommitPage) ([]PageResult, reason.Reason, error) {
+	sp, sh, why, err := s.begin(c, &page.Family{Namespace: id, Epoch: e})
+	if err != nil || why != reason.None {
+		return nil, why, err
+	}
+	defer s.leave()
+	out := make([]PageResult, len(pages))
+	var ready []uint32 // pages sealed and asked for, and their places in out
+	var at []int
+	if pub := s.publication(c, sh, t); pub != nil {
+		var failed []uint32
+		for i, p := range pages {
+			switch why := pub.seal(p); why {
+			case reason.None:
+				ready, at = append(ready, p.Page), append(at, i)
+			case reason.StaleToken: // ended or committed before: see what is stored
+			default:
+				out[i] = PageResult{Outcome: core.Refused, Reason: why}
+				failed = append(failed, p.Page)
+			}
+		}
+		if failed != nil {
+			s.step(sh, core.Abort{Token: t, Pages: failed})
+		}
+	}
+	if ready != nil {
+		s.commitReady(sp, sh, c, t, ready, at, pages, out)
+	}
+	for i := range out {
+		if out[i].Outcome == 0 {
+			out[i] = s.committedBefore(sh, c, sp, pages[i])
+		}
+	}
+	return out, reason.None, nil
+}
+
+// commitReady steps the commit. It asks without a context: once sealed, the answer must be known.
+func (s *Store) commitReady(sp *space, sh *shard, c Caller, t core.Token, ready []uint32, at []int, pages []CommitPage, out []PageResult) {
+	k := s.ticket()
+	r := s.now(sh, k, core.Commit{
+		Ticket: k, Principal: c.Principal, Namespace: sp.State.ID, Epoch: sp.State.Epoch, Token: t, Pages: ready,
+	})
+	for j, i := range at {
+		switch {
+		case r.Reason == reason.StaleToken:
+		case r.Reason != reason.None:
+			out[i] = PageResult{Outcome: core.Refused, Reason: r.Reason}
+		case r.Results[j].Outcome != core.Committed && r.Results[j].Reason == reason.StaleToken:
+		default:
+			out[i] = PageResult{Outcome: r.Results[j].Outcome, Reason: r.Results[j].Reason}
+			if out[i].Outcome == core.Committed {
+				out[i].Stored = extentsOf(pages[i].Headers)
+			}
+		}
+	}
+	sh.rt.Lock()
+	pub := sh.pubs[t]
+	sh.rt.Unlock()
+	if pub == nil {
+		return
+	}
+	sp.wrote(s.clock.Wall(), pub.family)
+	if pub.done() {
+		sh.rt.Lock()
+		delete(sh.pubs, t)
+		sh.rt.Unlock()
+	}
+}
+
+// committedBefore answers a commit whose token is over: the same digests stored are the same commit, others won.
+func (s *Store) committedBefore(sh *shard, c Caller, sp *space, p CommitPage) PageResult {
+	want := extentsOf(p.Headers)
+	if len(want) == 0 || len(want) != len(p.Headers) {
+		return PageResult{Outcome: core.Refused, Reason: reason.StaleToken}
+	}
+	have, same := []page.ExtentID(nil), 0
+	for i, raw := range p.Headers {
+		var h page.Header
+		if err := page.DecodeHeader(&h, raw); err != nil || h.Key.Namespace != sp.State.ID || h.Key.Epoch != sp.State.Epoch {
+			return PageResult{Outcome: core.Refused, Reason: reason.StaleToken}
+		}
+		stored := s.storedOf(sh, c, core.Run{Family: h.Key.Family, Hashes: h.Key.Hash.Bytes()}, h.View)
+		for _, x := range stored {
+			if x == want[i] {
+				same++
+			}
+		}
+		have = append(have, stored...)
+	}
+	switch {
+	case same == len(want):
+		return PageResult{Outcome: core.Committed, Stored: want}
+	case len(have) > 0:
+		s.counts.divergent.Add(1)
+		return PageResult{Outcome: core.Refused, Reason: reason.LostRace, Stored: have}
+	}
+	return PageResult{Outcome: core.Refused, Reason: reason.StaleToken}
+}
+
+func extentsOf(headers [][]byte) []page.ExtentID {
+	ids := make([]page.ExtentID, 0, len(headers))
+	for _, raw := range headers {
+		var h page.Header
+		if page.DecodeHeader(&h, raw) == nil {
+			ids = append(ids, h.Extent)
+		}
+	}
+	return ids
+}
+
+// seal checks every grant of a page against its header and closes them for writing, or none of them.
+func (pub *publication) seal(p CommitPage) reason.Reason {
+	if int(p.Page) >= len(pub.pages) {
+		return reason.InvalidView
+	}
+	pp := &pub.pages[p.Page]
+	if len(p.Headers) != len(pp.grants) || len(pp.grants) == 0 {
+		return reason.Truncated
+	}
+	for _, g := range pp.grants {
+		g.mu.Lock()
+	}
+	why := reason.None
+	for i, g := range pp.grants {
+		if why == reason.None {
+			why = pub.checkGrant(pp, g, p.Headers[i])
+		}
+	}
+	for i, g := range pp.grants {
+		if why == reason.None {
+			g.state = grantSealed
+			n := copy(g.region, p.Headers[i])
+			clear(g.region[n:page.PayloadOffset(n)])
+		}
+		g.mu.Unlock()
+	}
+	return why
+}
+
+// checkGrant compares what a header says with what was granted and what was written.
+func (pub *publication) checkGrant(pp *pubPage, g *grant, raw []byte) reason.Reason {
+	if g.state != grantOpen {
+		return reason.StaleToken
+	}
+	var h page.Header
+	if err := page.DecodeHeader(&h, raw); err != nil {
+		return reasonOfHeader(err)
+	}
+	geo := &pub.geometry
+	switch {
+	case h.Key.Family != pub.family || h.Key.Hash != pp.hash, h.Grade != geo.Grade,
+		h.Heads != geo.Heads || h.Layers != geo.Layers || h.CellBytes != geo.CellBytes || h.Tokens != geo.Tokens:
+		return reason.SizeMismatch
+	case h.View != g.view:
+		return reason.InvalidView
+	case string(h.Provenance) != pub.prov:
+		return reason.Provenance
+	case !g.payload.Complete() || h.PayloadBytes != uint64(g.payload.Offset()):
+		return reason.Truncated
+	case !sumsEqual(h.SumsLE, g.sums):
+		return reason.Corrupt
+	case len(raw) != page.EncodedHeaderBytes(g.view, geo.CellBytes, len(pub.prov)):
+		return reason.SizeMismatch
+	}
+	return reason.None
+}
+
+func sumsEqual(le []byte, sums []uint64) bool {
+	if len(le) != 8*len(sums) {
+		return false
+	}
+	for i, x := range sums {
+		if binary.LittleEndian.Uint64(le[8*i:]) != x {
+			return false
+		}
+	}
+	return true
+}
+
+// done says that nothing of the publication can be written any more.
+func (pub *publication) done() bool {
+	for i := range pub.pages {
+		for _, g := range pub.pages[i].grants {
+			g.mu.Lock()
+			open := g.state == grantOpen
+			g.mu.Unlock()
+			if open {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// hashAt is the i-th hash of a run.
+func hashAt(r *core.Run, hashBytes, i int) page.Hash {
+	h, _ := page.MakeHash(r.Hashes[i*hashBytes : (i+1)*hashBytes])
+	return h
+}
+
+// pageRun is the run of page i alone.
+func pageRun(r *core.Run, hashBytes, i int) core.Run {
+	return core.Run{Family: r.Family, Hashes: r.Hashes[i*hashBytes : (i+1)*hashBytes]}
+}

@@ -1,0 +1,187 @@
+package store
+
+import (
+	"context"
+	"errors"
+
+	"github.com/quire-kv/quire/reason"
+	"github.com/quire-kv/quire/store/core"
+	"github.com/quire-kv/quire/store/page"
+)
+
+// decodeRegion reads the header at the start of a region; raw is its encoded length.
+func decodeRegion(mem []byte) (h page.Header, raw int, err error) {
+	if raw, err = page.HeaderBytes(mem); err != nil {
+		return h, 0, err
+	}
+	if raw > len(mem) {
+		return h, 0, page.ErrTruncated
+	}
+	if err = page.DecodeHeader(&h, mem[:raw]); err != nil {
+		return h, 0, err
+	}
+	if uint64(len(mem)) != uint64(page.PayloadOffset(raw))+h.PayloadBytes {
+		return h, 0, page.ErrTruncated
+	}
+	return h, raw, nil
+}
+
+// soundExtent verifies a whole region: header, then every piece.
+func soundExtent(mem []byte) bool {
+	h, raw, err := decodeRegion(mem)
+	if err != nil {
+		return false
+	}
+	return soundPieces(&h, mem[page.PayloadOffset(raw):], 0, len(h.SumsLE)/8)
+}
+
+// soundPieces verifies pieces [first, end) of a payload against the sums of its header.
+func soundPieces(h *page.Header, payload []byte, first, end int) bool {
+	pieces := h.Pieces()
+	for i := first; i < end; i++ {
+		off, n := pieces.Span(i)
+		if page.PieceSum(payload[off:off+n]) != h.Sum(i) {
+			return false
+		}
+	}
+	return true
+}
+
+// appendChunks appends the runs of take within the payload of h, each at most maxBytes (at least one piece) and cut
+// at the ends of pieces, after verifying every piece that they touch, once.
+func appendChunks(dst []Chunk, h *page.Header, payload []byte, take page.View, maxBytes int) ([]Chunk, bool) {
+	pieces, runs := h.Pieces(), page.RunsOf(h.View, take, h.CellBytes)
+	verified := 0 // pieces below are verified
+	for k := range runs.N {
+		off, _, n := runs.Run(k)
+		first, end, _, _ := pieces.Touched(off, n)
+		if !soundPieces(h, payload, max(first, verified), end) {
+			return dst, false
+		}
+		verified = end
+		for n > 0 {
+			c := chunkBytes(pieces, off, n, maxBytes)
+			dst = append(dst, Chunk{Offset: uint64(off), Bytes: payload[off : off+c : off+c], CutSums: cutSums(pieces, payload, off, c)})
+			off, n = off+c, n-c
+		}
+	}
+	return dst, true
+}
+
+// chunkBytes is how much of a run of n bytes at off goes into one chunk: all, or up to the last end of a piece
+// within maxBytes, so that no cut is made that the view does not need.
+func chunkBytes(p page.Pieces, off, n, maxBytes int) int {
+	if n <= maxBytes {
+		return n
+	}
+	at, _ := p.Span(p.At(off + maxBytes))
+	return at - off
+}
+
+// cutSums sums the parts of pieces that a chunk covers only in part: at most its first and its last.
+func cutSums(p page.Pieces, payload []byte, off, n int) []uint64 {
+	first, end, cutsFirst, cutsLast := p.Touched(off, n)
+	if !cutsFirst && !cutsLast {
+		return nil
+	}
+	sums := make([]uint64, 0, 2)
+	if cutsFirst {
+		at, bytes := p.Span(first)
+		sums = append(sums, page.PieceSum(payload[off:min(at+bytes, off+n)]))
+	}
+	if cutsLast && end-1 > first {
+		at, _ := p.Span(end - 1)
+		sums = append(sums, page.PieceSum(payload[at:off+n]))
+	}
+	return sums
+}
+
+// reasonOfHeader is what a header that does not decode means to its writer.
+func reasonOfHeader(err error) reason.Reason {
+	switch {
+	case errors.Is(err, page.ErrTruncated):
+		return reason.Truncated
+	case errors.Is(err, page.ErrVersion), errors.Is(err, page.ErrUnknownFlags), errors.Is(err, page.ErrUnsupported):
+		return reason.Unsupported
+	case errors.Is(err, page.ErrTooLong):
+		return reason.LimitExceeded
+	}
+	return reason.Corrupt
+}
+
+// stat pins whatever is stored of one page and answers its parts, hidden ones too. The caller closes the Reading.
+func (s *Store) stat(sh *shard, c Caller, run core.Run, v page.View) *Reading {
+	sp := s.spaces.get(run.Family.Namespace, run.Family.Epoch)
+	if sp == nil || s.enter() != nil {
+		return nil
+	}
+	rd, _, _ := s.read(context.Background(), sp, sh, c, ReadRequest{Run: run, View: v, anyView: true})
+	if rd == nil {
+		s.leave()
+	}
+	return rd
+}
+
+// storedOf names the accepted extents that hold any part of view v (zero: of the page).
+func (s *Store) storedOf(sh *shard, c Caller, run core.Run, v page.View) []page.ExtentID {
+	rd := s.stat(sh, c, run, v)
+	if rd == nil {
+		return nil
+	}
+	defer rd.Close()
+	var ids []page.ExtentID
+	for _, p := range rd.pages[0].parts {
+		if p.Accepted {
+			ids = append(ids, p.header.Extent)
+		}
+	}
+	return ids
+}
+
+// Verify re-reads the named pages and drops extents that fail (only: those; nil: all). OK: sound. Miss with Corrupt:
+// confirmed and gone. A report that is not confirmed is counted under the caller's name.
+func (s *Store) Verify(ctx context.Context, c Caller, run core.Run, only []page.ExtentID) ([]PageResult, reason.Reason, error) {
+	rd, why, err := s.Read(ctx, c, ReadRequest{Run: run, anyView: true})
+	if rd == nil {
+		return nil, why, err
+	}
+	defer rd.Close()
+	out := make([]PageResult, len(rd.pages))
+	for i := range rd.pages {
+		out[i] = rd.verify(i, only)
+		if out[i].Reason == reason.Corrupt {
+			s.counts.confirmed.Add(1)
+		} else if out[i].Outcome == core.OK {
+			s.counts.unconfirmedBy(s.names.principal(c.Principal))
+		}
+	}
+	return out, reason.None, nil
+}
+
+func (r *Reading) verify(i int, only []page.ExtentID) PageResult {
+	p := &r.pages[i]
+	if p.result.Outcome != core.OK {
+		return p.result
+	}
+	out := p.result
+	for x := range p.parts {
+		part := &p.parts[x]
+		if len(only) > 0 && !contains(only, part.header.Extent) {
+			continue
+		}
+		if !soundExtent(part.region) {
+			r.s.corrupt(r.sh, part.Extent, part.Place)
+			out = PageResult{Outcome: core.Miss, Reason: reason.Corrupt}
+		}
+	}
+	return out
+}
+
+func contains(ids []page.ExtentID, id page.ExtentID) bool {
+	for _, x := range ids {
+		if x == id {
+			return true
+		}
+	}
+	return false
+}

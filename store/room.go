@@ -1,0 +1,196 @@
+package store
+
+import (
+	"errors"
+
+	"github.com/quire-kv/quire/evict"
+	"github.com/quire-kv/quire/reason"
+	"github.com/quire-kv/quire/store/core"
+	"github.com/quire-kv/quire/store/tier"
+)
+
+// maxRoomRounds bounds the attempts to make room for one extent. A round drops at least one page or empties a slab,
+// so only other writers that take the room at once can use many.
+const maxRoomRounds = 1 << 12
+
+// alloc finds places for the extents of one publication, in order: where room ends, the rest gets none.
+func (s *Store) alloc(sh *shard, a core.Alloc, want core.Ticket) (core.Reply, bool) {
+	var total uint64
+	for _, it := range a.Items {
+		total += uint64(tier.RoundUp(it.Bytes))
+	}
+	done := core.Allocated{ID: a.ID, Places: make([]core.Place, 0, len(a.Items))}
+	for _, it := range a.Items {
+		r, err := s.allocOne(a.Tier, it.Bytes, tier.Owner{Shard: sh.id, Extent: it.Extent}, total)
+		if err != nil {
+			done.Err = allocReason(err)
+			break
+		}
+		total -= uint64(tier.RoundUp(it.Bytes))
+		done.Places = append(done.Places, placeOf(a.Tier, r))
+	}
+	return s.stepFor(sh, done, want, nil)
+}
+
+func allocReason(err error) reason.Reason {
+	if errors.Is(err, tier.ErrTooLarge) {
+		return reason.LimitExceeded
+	}
+	return reason.Busy
+}
+
+// allocOne makes room until the driver has a place or nothing can go. want is what the caller still needs in all,
+// so that one round of eviction serves a batch.
+func (s *Store) allocOne(t evict.Tier, bytes int64, o tier.Owner, want uint64) (tier.Region, error) {
+	d := s.o.Tiers[t]
+	for round := 0; ; round++ {
+		r, err := d.Alloc(tier.Class{Bytes: bytes}, o)
+		if !errors.Is(err, tier.ErrFull) || round == maxRoomRounds {
+			return r, err
+		}
+		if !s.makeRoom(t, want) {
+			return r, err
+		}
+	}
+}
+
+// makeRoom evicts about bytes where they are worth least, or empties a slab whose free slots are of another size.
+// False: nothing can go.
+func (s *Store) makeRoom(t evict.Tier, bytes uint64) bool {
+	if s.emptySlab(t) {
+		return true
+	}
+	return s.reclaim(t, bytes) > 0
+}
+
+// reclaim asks the shard with the lowest water level, then the next, for bytes; it answers what was freed.
+func (s *Store) reclaim(t evict.Tier, bytes uint64) uint64 {
+	var freed uint64
+	for range s.shards {
+		sh := s.lowest(t)
+		if sh == nil {
+			break
+		}
+		s.stepFor(sh, core.Reclaim{Tier: t, Bytes: bytes - freed}, 0, func(e core.Effect) {
+			if r, ok := e.(core.Reclaimed); ok {
+				freed += r.Bytes
+			}
+		})
+		if freed >= bytes {
+			break
+		}
+	}
+	return freed
+}
+
+// lowest is the shard whose next victim is worth least; nil when nothing is evictable anywhere.
+func (s *Store) lowest(t evict.Tier) *shard {
+	var best *shard
+	var level evict.Score
+	now := s.clock.Now()
+	for _, sh := range s.shards {
+		sh.mu.RLock()
+		l, ok := sh.core.WaterLevel(now, t)
+		sh.mu.RUnlock()
+		if ok && (best == nil || l < level) {
+			best, level = sh, l
+		}
+	}
+	return best
+}
+
+// emptySlab moves what lives in a sparse slab to free slots of the same size, so that its memory serves another.
+func (s *Store) emptySlab(t evict.Tier) bool {
+	if !s.compacting[t].TryLock() {
+		return false
+	}
+	defer s.compacting[t].Unlock()
+	d := s.o.Tiers[t]
+	slab, live := d.Compact(nil)
+	if slab == 0 {
+		return false
+	}
+	for _, r := range live {
+		if !s.move(t, r) {
+			d.Keep(slab)
+			return false
+		}
+	}
+	return true
+}
+
+// move asks the owner's shard to move one extent; the Transfer is carried out before it returns.
+func (s *Store) move(t evict.Tier, r tier.Resident) bool {
+	if int(r.Owner.Shard) >= len(s.shards) {
+		return false
+	}
+	moved := true
+	s.stepFor(s.shards[r.Owner.Shard], core.Move{Extent: r.Owner.Extent, From: placeOf(t, r.Region)}, 0, func(e core.Effect) {
+		if _, refused := e.(core.MoveRefused); refused {
+			moved = false
+		}
+	})
+	return moved
+}
+
+// transfer copies one extent to a new place, verifies it there, and tells the core. The core keeps the old place
+// until then.
+func (s *Store) transfer(sh *shard, e core.Transfer) {
+	done := core.TransferDone{ID: e.ID}
+	to, why := s.copyExtent(e.From, e.To, tier.Owner{Shard: sh.id, Extent: e.Extent})
+	if why != reason.None {
+		done.Err = why
+	} else {
+		done.To = placeOf(e.To, to)
+	}
+	s.step(sh, done)
+	if why == reason.Corrupt {
+		s.corrupt(sh, e.Extent, e.From)
+	}
+}
+
+func (s *Store) copyExtent(from core.Place, to evict.Tier, o tier.Owner) (tier.Region, reason.Reason) {
+	src, ok := s.region(from)
+	if !ok {
+		return tier.Region{}, reason.Absent
+	}
+	d := s.o.Tiers[to]
+	dst, err := d.Alloc(tier.Class{Bytes: src.Bytes}, o)
+	if err != nil {
+		return tier.Region{}, allocReason(err)
+	}
+	copied := make(chan error, 1)
+	d.Submit([]tier.Op{{Region: dst, Memory: src.Memory, Write: true, Done: func(err error) { copied <- err }}})
+	if err := <-copied; err != nil {
+		d.Free(dst)
+		return tier.Region{}, reason.Busy
+	}
+	if !soundExtent(dst.Memory) {
+		d.Free(dst)
+		return tier.Region{}, reason.Corrupt
+	}
+	return dst, reason.None
+}
+
+// corrupt tells the core of an extent that failed the node's own verification.
+func (s *Store) corrupt(sh *shard, extent uint32, p core.Place) {
+	s.counts.corrupt.Add(1)
+	s.step(sh, core.CorruptFound{Extent: extent, Place: p})
+}
+
+func (s *Store) free(p core.Place) {
+	if r, ok := s.region(p); ok {
+		s.o.Tiers[p.Tier].Free(r)
+	}
+}
+
+func (s *Store) region(p core.Place) (tier.Region, bool) {
+	if p.Handle == 0 || p.Tier >= evict.NumTiers || s.o.Tiers[p.Tier] == nil {
+		return tier.Region{}, false
+	}
+	return s.o.Tiers[p.Tier].Lookup(p.Handle, p.Offset)
+}
+
+func placeOf(t evict.Tier, r tier.Region) core.Place {
+	return core.Place{Tier: t, Handle: r.Handle, Offset: r.Offset, Bytes: r.Bytes}
+}

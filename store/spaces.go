@@ -1,0 +1,170 @@
+package store
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/quire-kv/quire/internal/clock"
+	"github.com/quire-kv/quire/reason"
+	"github.com/quire-kv/quire/store/core"
+	"github.com/quire-kv/quire/store/page"
+)
+
+// Namespace is what the store is told of a namespace's epoch.
+type Namespace struct {
+	State         core.NamespaceState // Accepts is computed by the store
+	DefaultExpiry time.Duration
+	// Accepts says whether a canonical provenance is accepted now. Called on SetNamespace and for each provenance
+	// first seen; must be pure. nil accepts all.
+	Accepts func(canonical []byte) bool
+}
+
+// maxFamilies bounds what the runtime remembers of a namespace's scopes and groups for SameHash.
+const maxFamilies = 4096
+
+// spaceKey is a namespace's epoch.
+type spaceKey struct {
+	id    page.NamespaceID
+	epoch page.Epoch
+}
+
+// space is the runtime's half of a namespace epoch. Immutable but for its counters and families.
+type space struct {
+	Namespace
+	*spaceStats
+}
+
+// spaceStats outlives changes of the namespace's state.
+type spaceStats struct {
+	hits, misses atomic.Uint64
+	lastWrite    atomic.Uint32 // clock.Wall
+
+	mu       sync.Mutex // guards families
+	families map[page.Family]struct{}
+}
+
+type spaceTable struct {
+	change sync.Mutex   // one change at a time: the core and the table agree when it is released
+	mu     sync.RWMutex // guards m
+	m      map[spaceKey]*space
+}
+
+func (t *spaceTable) init() { t.m = map[spaceKey]*space{} }
+
+func (t *spaceTable) get(id page.NamespaceID, e page.Epoch) *space {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.m[spaceKey{id, e}]
+}
+
+func (t *spaceTable) all() []*space {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	out := make([]*space, 0, len(t.m))
+	for _, sp := range t.m {
+		out = append(out, sp)
+	}
+	return out
+}
+
+// SetNamespace tells the store of a namespace's state. When it returns, no new call is answered by the old one:
+// retired pages are out of reach.
+func (s *Store) SetNamespace(n Namespace) {
+	s.spaces.change.Lock()
+	defer s.spaces.change.Unlock()
+	s.setNamespace(n)
+}
+
+func (s *Store) setNamespace(n Namespace) {
+	if s.enter() != nil {
+		return
+	}
+	defer s.leave()
+	n.State.Accepts = s.accepted(n.Accepts)
+	k := spaceKey{n.State.ID, n.State.Epoch}
+	s.spaces.mu.Lock()
+	sp := &space{Namespace: n}
+	if old := s.spaces.m[k]; old != nil {
+		sp.spaceStats = old.spaceStats
+	} else {
+		sp.spaceStats = &spaceStats{families: map[page.Family]struct{}{}}
+	}
+	s.spaces.m[k] = sp
+	s.spaces.mu.Unlock()
+	s.step(s.shardOf(k.id, k.epoch), core.NamespaceChanged{Namespace: n.State})
+}
+
+// accepted is one bit per interned provenance.
+func (s *Store) accepted(accepts func([]byte) bool) []uint64 {
+	provs := s.names.provenances()
+	bits := make([]uint64, (len(provs)+63)/64)
+	for i, p := range provs {
+		if i > 0 && (accepts == nil || accepts([]byte(p))) {
+			bits[i/64] |= 1 << (i % 64)
+		}
+	}
+	return bits
+}
+
+// provenanceAdded tells every namespace whether it accepts the newcomer.
+func (s *Store) provenanceAdded() {
+	s.spaces.change.Lock()
+	defer s.spaces.change.Unlock()
+	for _, sp := range s.spaces.all() {
+		if sp.State.Life != core.Retired {
+			s.setNamespace(sp.Namespace)
+		}
+	}
+}
+
+// accepts says whether a caller of this provenance may read; 0 is a caller that states none.
+func (sp *space) accepts(p uint16) bool {
+	i := int(p)
+	return p == 0 || i/64 < len(sp.State.Accepts) && sp.State.Accepts[i/64]>>(i%64)&1 == 1
+}
+
+// admit finds the namespace of a call and refuses what concerns the call as a whole.
+func (s *Store) admit(c Caller, id page.NamespaceID, e page.Epoch) (*space, reason.Reason) {
+	sp := s.spaces.get(id, e)
+	switch {
+	case sp == nil:
+		return nil, reason.Absent
+	case sp.State.Life == core.Retired:
+		return nil, reason.Retired
+	case !sp.accepts(c.Provenance):
+		return nil, reason.Provenance
+	case !s.names.owns(c):
+		return nil, reason.Unauthorized
+	}
+	return sp, reason.None
+}
+
+// pages is the number of pages in runs.
+func (sp *space) pages(runs []core.Run) int {
+	n := 0
+	for i := range runs {
+		n += len(runs[i].Hashes) / sp.State.HashBytes
+	}
+	return n
+}
+
+// wrote notes a commit.
+func (sp *space) wrote(w clock.Wall, f page.Family) {
+	sp.lastWrite.Store(uint32(w))
+	sp.mu.Lock()
+	if len(sp.families) < maxFamilies {
+		sp.families[f] = struct{}{}
+	}
+	sp.mu.Unlock()
+}
+
+func (sp *space) knownFamilies() []page.Family {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	out := make([]page.Family, 0, len(sp.families))
+	for f := range sp.families {
+		out = append(out, f)
+	}
+	return out
+}

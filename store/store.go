@@ -1,0 +1,213 @@
+// Package store is the runtime of one node: it owns the shards, their locks, the tiers and the goroutines, carries
+// out the core's effects, moves and verifies bytes. It knows no network, no registry and no proto.
+//
+//	callers ──> Store ── Step(event) ──> core.Shard      one lock a shard, held for the Step alone
+//	              │ <──── effects ──────     │
+//	              ├── Alloc, Free, Transfer ──> tier.Driver   carried out after the lock is released
+//	              ├── Reply ──> the caller that waits
+//	              └── Announce ──> watchers
+package store
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/quire-kv/quire/evict"
+	"github.com/quire-kv/quire/internal/clock"
+	"github.com/quire-kv/quire/store/core"
+	"github.com/quire-kv/quire/store/page"
+	"github.com/quire-kv/quire/store/tier"
+)
+
+// ErrClosed answers every call after Close began.
+var ErrClosed = errors.New("store: closed")
+
+// Options name every seam and bound. Zero values are defaults, filled in New.
+type Options struct {
+	Clock     clock.Clock                  // default clock.System
+	Tiers     [evict.NumTiers]tier.Driver  // nil: absent; Host is required; Close closes them
+	NewPolicy func(shard int) evict.Policy // default LRU over leaves
+	Shards    int                          // default 4
+	Boot      [16]byte                     // default random
+	Limits    core.Limits                  // Capacity is filled from the tiers
+	Core      core.Options                 // bounds of each shard; Boot, Ledger, Policy and key are filled in
+}
+
+// Caller is who calls, and in which session.
+type Caller struct {
+	Principal core.Principal // from Intern
+	Session   core.Session   // 0: none
+	// Provenance of the caller; 0: not stated. Publishing needs it; a stated one must be accepted to read.
+	Provenance uint16
+}
+
+// Store is safe for concurrent use. Methods that take a context return its error when it ends, and undo what they
+// had taken; the others never block.
+type Store struct {
+	o       Options
+	clock   clock.Clock
+	started clock.Instant
+	ledger  *core.Ledger
+	shards  []*shard
+	tickets atomic.Uint64
+	names   nameTable
+	spaces  spaceTable
+	watch   watchTable
+	counts  counters
+
+	compacting [evict.NumTiers]sync.Mutex // one slab is emptied at a time
+
+	life    sync.Mutex // guards closing and the two waits below against a late Add
+	closing bool
+	calls   sync.WaitGroup // calls and open readings
+	timers  sync.WaitGroup // armed or running timers
+	closed  chan struct{}
+}
+
+// shard is one core.Shard with its lock and what the runtime keeps beside it.
+type shard struct {
+	id   uint32
+	mu   sync.RWMutex // guards core; held for one Step or one read of the core, never across I/O
+	core *core.Shard
+
+	rt    sync.Mutex // guards what follows; never held together with mu
+	waits map[core.Ticket]*wait
+	pubs  map[core.Token]*publication
+	wake  *wakeup // nil: none armed
+	still bool    // no more timers
+}
+
+// New starts a store over its tiers. Close ends it.
+func New(o Options) (*Store, error) {
+	if o.Tiers[evict.Host] == nil {
+		return nil, errors.New("store: a host tier is required")
+	}
+	if o.Shards < 0 || o.Shards > 1<<10 {
+		return nil, fmt.Errorf("store: %d shards, want 1 to 1024", o.Shards)
+	}
+	if err := fill(&o); err != nil {
+		return nil, err
+	}
+	s := &Store{o: o, clock: o.Clock, started: o.Clock.Now(), ledger: core.NewLedger(o.Limits), closed: make(chan struct{})}
+	s.names.init()
+	s.spaces.init()
+	s.counts.unconfirmed = map[string]uint64{}
+	for i := range o.Shards {
+		co := o.Core
+		co.Ledger, co.Policy, co.Boot = s.ledger, o.NewPolicy(i), o.Boot
+		s.shards = append(s.shards, &shard{
+			id: uint32(i), core: core.New(co),
+			waits: map[core.Ticket]*wait{}, pubs: map[core.Token]*publication{},
+		})
+	}
+	return s, nil
+}
+
+func fill(o *Options) error {
+	if o.Clock == nil {
+		o.Clock = clock.System()
+	}
+	if o.Shards == 0 {
+		o.Shards = 4
+	}
+	if o.NewPolicy == nil {
+		o.NewPolicy = func(int) evict.Policy { return evict.NewLRU(0) }
+	}
+	if o.Boot == ([16]byte{}) {
+		if _, err := rand.Read(o.Boot[:]); err != nil {
+			return fmt.Errorf("store: boot id: %w", err)
+		}
+	}
+	if o.Core.FingerprintKey == 0 {
+		var k [8]byte
+		if _, err := rand.Read(k[:]); err != nil {
+			return fmt.Errorf("store: fingerprint key: %w", err)
+		}
+		o.Core.FingerprintKey = binary.LittleEndian.Uint64(k[:]) | 1
+	}
+	o.Core.Tier = evict.Host
+	for t, d := range o.Tiers {
+		if d != nil {
+			o.Limits.Capacity[t] = uint64(d.Usage().Capacity)
+		}
+	}
+	return nil
+}
+
+// Boot is the boot id.
+func (s *Store) Boot() [16]byte { return s.o.Boot }
+
+// shardOf places a namespace epoch: all its chains, groups and leases are in one shard.
+func (s *Store) shardOf(id page.NamespaceID, e page.Epoch) *shard {
+	h := binary.LittleEndian.Uint64(id[:8]) ^ uint64(e)*0x9e3779b97f4a7c15
+	return s.shards[h%uint64(len(s.shards))]
+}
+
+// enter counts a call in; leave counts it out. Nothing enters once Close began.
+func (s *Store) enter() error {
+	s.life.Lock()
+	defer s.life.Unlock()
+	if s.closing {
+		return ErrClosed
+	}
+	s.calls.Add(1)
+	return nil
+}
+
+func (s *Store) leave() { s.calls.Done() }
+
+// Close stops intake, waits within ctx for calls and readings, and closes the tiers. When ctx ends first the tiers
+// stay mapped, since something may still read them; the error says so. Idempotent.
+func (s *Store) Close(ctx context.Context) error {
+	s.life.Lock()
+	first := !s.closing
+	s.closing = true
+	s.life.Unlock()
+	if first {
+		go s.drain()
+	}
+	select {
+	case <-s.closed:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("store: closing with reads in flight: %w", ctx.Err())
+	}
+}
+
+func (s *Store) drain() {
+	defer close(s.closed)
+	s.watch.closeAll()
+	s.calls.Wait()
+	for _, sh := range s.shards {
+		s.disarm(sh)
+	}
+	s.timers.Wait()
+	for _, d := range s.o.Tiers {
+		if d != nil {
+			_ = d.Close() // a tier in memory has nothing to lose; a durable one reports through Usage
+		}
+	}
+}
+
+// Attach opens a session; Detach ends it with what was taken in its name.
+func (s *Store) Attach(p core.Principal) core.Session { return s.names.attach(p) }
+
+// Detach ends a session. Idempotent.
+func (s *Store) Detach(id core.Session) {
+	if !s.names.detach(id) || s.enter() != nil {
+		return
+	}
+	defer s.leave()
+	for _, sh := range s.shards {
+		s.step(sh, core.SessionGone{Session: id})
+	}
+}
+
+// uptime is how long the store has run.
+func (s *Store) uptime() time.Duration { return s.clock.Now().Sub(s.started) }
