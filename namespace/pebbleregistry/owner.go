@@ -1,0 +1,95 @@
+package pebbleregistry
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	iofs "io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// ownerFile says who holds the lock, for people: the lock itself is the operating system's and ends with its process.
+const (
+	ownerFile     = "OWNER"
+	maxOwnerBytes = 512
+)
+
+// takeLock makes dir this backend's own.
+func takeLock(dir string, fs vfs.FS) (*pebble.Lock, error) {
+	if err := makeDir(dir, fs); err != nil {
+		return nil, err
+	}
+	owner := fs.PathJoin(dir, ownerFile)
+	lock, err := pebble.LockDirectory(dir, fs)
+	if err != nil {
+		return nil, fmt.Errorf("%w by %s: stop that process or choose another directory (%w)", ErrInUse, readOwner(fs, owner), err)
+	}
+	if err := writeOwner(fs, owner); err != nil {
+		_ = lock.Close() // the first error counts
+		return nil, fmt.Errorf("write %s: %w", ownerFile, err)
+	}
+	return lock, nil
+}
+
+// makeDir makes dir and what is missing above it, and syncs what names them: a directory that a crash unmakes takes
+// along all that was synced inside.
+func makeDir(dir string, fs vfs.FS) error {
+	var above []string // that name something new
+	for d := dir; ; d = fs.PathDir(d) {
+		if _, err := fs.Stat(d); !errors.Is(err, iofs.ErrNotExist) {
+			break
+		}
+		above = append(above, fs.PathDir(d))
+		if fs.PathDir(d) == d {
+			break
+		}
+	}
+	if err := fs.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	for _, d := range above {
+		if err := syncDir(d, fs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func syncDir(dir string, fs vfs.FS) error {
+	f, err := fs.OpenDir(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+func writeOwner(fs vfs.FS, path string) error {
+	f, err := fs.Create(path, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	host, _ := os.Hostname() // a name for people: empty is no reason not to start
+	_, err = fmt.Fprintf(f, "process %d (%s) on host %s since %s", os.Getpid(), filepath.Base(os.Args[0]), host, time.Now().UTC().Format(time.RFC3339))
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	return err
+}
+
+func readOwner(fs vfs.FS, path string) string {
+	f, err := fs.Open(path)
+	if err != nil {
+		return "a process that has not named itself"
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxOwnerBytes))
+	if err != nil || len(text) == 0 {
+		return "a process that has not named itself"
+	}
+	return string(text)
+}
