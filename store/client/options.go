@@ -1,0 +1,121 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/quire-kv/quire/internal/clock"
+)
+
+// Options of Dial. Zero values are defaults.
+type Options struct {
+	Address string // host:port
+
+	// Token, or the content of TokenFile, is the bearer token. It is never sent over a plaintext connection, save to
+	// a loopback address or under Insecure.
+	Token, TokenFile string
+	// CAFile verifies the server; CertFile and KeyFile are the client's own certificate (mTLS). PEM.
+	CAFile, CertFile, KeyFile string
+	// Insecure allows plaintext to any address. Without it plaintext is for loopback addresses without CAFile, and
+	// everything else is TLS (with the system's roots when CAFile is empty).
+	Insecure bool
+
+	CallTimeout time.Duration // of a call without a deadline, and of a stream without progress; default 5 s
+	BatchKeys   int           // keys of one call; default 1,024, at most what the server takes
+	BatchBytes  int64         // payload bytes of one call; default 256 MiB, at most what the server takes
+	Parallel    int           // streams of one FetchInto; default 2
+	Conns       int           // connections, used in turn; default 2
+	Retries     int           // further attempts of what is safe to repeat; default 2, negative: none
+	Instance    string        // shown to operators; default the host's name
+
+	Clock clock.Clock       // of leases, progress and back-off; default clock.System
+	GRPC  []grpc.DialOption // further options: interceptors, tracing
+}
+
+// Bounds of Options, and of what they stand for.
+const (
+	maxConns        = 64
+	maxParallel     = 64
+	maxRetries      = 16
+	windowBytes     = 8 << 20          // HTTP/2 windows: more than one chunk of each of a few streams
+	ioBufferBytes   = 128 << 10        // of one write or read system call: fits the near cache
+	maxMessageBytes = 32 << 20         // received: a chunk, its header and sums, or answers to a full batch
+	pingIdleAfter   = 20 * time.Second // silence before a ping, while a session is open
+	pingTimeout     = 5 * time.Second  // without an answer to it the connection is over
+	retryPause      = 20 * time.Millisecond
+	breakAfter      = 250 * time.Millisecond // lent memory that a dead peer does not take: the connection is closed
+)
+
+func (o *Options) fill() error {
+	if o.Token == "" && o.TokenFile != "" {
+		b, err := os.ReadFile(o.TokenFile)
+		if err != nil {
+			return fmt.Errorf("read token: %w", err)
+		}
+		if o.Token = strings.TrimSpace(string(b)); o.Token == "" {
+			return fmt.Errorf("token file %s is empty", o.TokenFile)
+		}
+	}
+	if o.Instance == "" {
+		o.Instance, _ = os.Hostname()
+	}
+	if o.Clock == nil {
+		o.Clock = clock.System()
+	}
+	setDefault(&o.CallTimeout, 5*time.Second)
+	setDefault(&o.BatchKeys, 1024)
+	setDefault(&o.BatchBytes, 256<<20)
+	setDefault(&o.Parallel, 2)
+	setDefault(&o.Conns, 2)
+	setDefault(&o.Retries, 2)
+	o.Retries = max(o.Retries, 0)
+	return o.check()
+}
+
+func setDefault[T int | int64 | time.Duration](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}
+
+func (o *Options) check() error {
+	if _, _, err := net.SplitHostPort(o.Address); err != nil {
+		return fmt.Errorf("address %q: want host:port", o.Address)
+	}
+	if (o.CertFile == "") != (o.KeyFile == "") {
+		return errors.New("a client certificate needs both CertFile and KeyFile")
+	}
+	if o.Insecure && (o.CAFile != "" || o.CertFile != "") {
+		return errors.New("Insecure and certificates exclude each other")
+	}
+	switch {
+	case o.CallTimeout < 0, o.BatchKeys < 0, o.BatchBytes < 0:
+		return errors.New("CallTimeout, BatchKeys and BatchBytes must be positive")
+	case o.Parallel < 1 || o.Parallel > maxParallel:
+		return fmt.Errorf("Parallel %d: want 1 to %d", o.Parallel, maxParallel)
+	case o.Conns < 1 || o.Conns > maxConns:
+		return fmt.Errorf("Conns %d: want 1 to %d", o.Conns, maxConns)
+	case o.Retries > maxRetries:
+		return fmt.Errorf("Retries %d: want at most %d", o.Retries, maxRetries)
+	}
+	return nil
+}
+
+// plaintext says whether the connection goes without TLS.
+func (o *Options) plaintext() bool {
+	if o.Insecure {
+		return true
+	}
+	if o.CAFile != "" || o.CertFile != "" {
+		return false
+	}
+	host, _, _ := net.SplitHostPort(o.Address)
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}

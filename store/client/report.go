@@ -1,0 +1,24 @@
+package client
+
+import (
+	"context"
+
+	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
+	"github.com/quire-kv/quire/store/page"
+)
+
+// reportCorrupt tells the server, beside the caller, that extents of a page (none: all of it) failed here: it looks
+// itself, and only its own failure makes them go.
+func (s *Session) reportCorrupt(r *Run, i int, extents []page.ExtentID) {
+	s.c.stats.corrupt.Add(1)
+	req := &quirev1.ReportCorruptRequest{Namespace: s.ref, Run: s.wire(r, i, i+1)}
+	req.Run.Hashes = append([]byte(nil), req.Run.Hashes...) // the caller's are his again when the fetch returns
+	for _, id := range extents {
+		req.ExtentIds = append(req.ExtentIds, id.AppendEncode(nil))
+	}
+	s.background(func(ctx context.Context) {
+		if _, err := s.c.link().pages.ReportCorrupt(ctx, req); err == nil {
+			s.c.stats.reported.Add(1)
+		}
+	})
+}

@@ -1,0 +1,105 @@
+package server
+
+import (
+	"context"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/quire-kv/quire/namespace"
+	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
+	"github.com/quire-kv/quire/reason"
+	"github.com/quire-kv/quire/store"
+	"github.com/quire-kv/quire/store/core"
+	"github.com/quire-kv/quire/store/page"
+)
+
+// admin is the caller if it may look at the node: an operator, or read-only.
+func admin(ctx context.Context) (namespace.Principal, error) {
+	who, err := principal(ctx)
+	if err == nil && who.Role != namespace.RoleOperator && who.Role != namespace.RoleReadOnly {
+		err = errRole
+	}
+	return who, err
+}
+
+// Status is the node at a glance.
+func (s adminService) Status(ctx context.Context, _ *quirev1.StatusRequest) (*quirev1.StatusResponse, error) {
+	if _, err := admin(ctx); err != nil {
+		return nil, err
+	}
+	n := s.node
+	st := n.store.Status()
+	out := &quirev1.StatusResponse{
+		Version: n.version, BootId: st.Boot[:], Uptime: durationpb.New(st.Uptime),
+		MetadataBytes: st.Totals.MetadataBytes, MetadataCapacityBytes: metadataCapacity(&st), Pages: st.Totals.Pages, Extents: st.Totals.Extents,
+		ReadLeases: st.Totals.ReadLeases, Publications: st.Totals.Publications, Sessions: uint64(st.Sessions),
+		PinnedBytes: st.Totals.PinnedBytes,
+	}
+	for _, t := range st.Tiers {
+		out.Tiers = append(out.Tiers, tierToProto(&t))
+	}
+	return out, nil
+}
+
+// What a record of the index costs, by design.
+const (
+	bytesPerPage   = 100
+	bytesPerExtent = 32
+)
+
+// metadataCapacity is what the records of the node may take at most; 0 where their number is not bounded.
+func metadataCapacity(st *store.Status) uint64 {
+	return st.Limits.Pages*bytesPerPage + st.Limits.Extents*bytesPerExtent
+}
+
+func tierToProto(t *store.TierStatus) *quirev1.TierStatus {
+	return &quirev1.TierStatus{
+		Tier: t.Tier.String(), CapacityBytes: uint64(t.Capacity), LiveBytes: uint64(t.Live), SlackBytes: uint64(t.Slack),
+		MetadataBytes: uint64(t.Metadata), Writable: t.Writable, WaterLevel: float64(t.WaterLevel),
+	}
+}
+
+// ListLeases lists live leases of a namespace, or of all that the caller may see.
+func (s adminService) ListLeases(ctx context.Context, r *quirev1.ListLeasesRequest) (*quirev1.ListLeasesResponse, error) {
+	who, err := admin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n := s.node
+	var id page.NamespaceID
+	var epoch page.Epoch
+	if len(r.GetNamespace().GetId()) > 0 {
+		ns, err := n.visible(ctx, r.Namespace.Id)
+		if err != nil {
+			return nil, err
+		}
+		id, epoch = ns.ID, ns.Epoch
+	}
+	out := &quirev1.ListLeasesResponse{}
+	for _, l := range n.store.Leases(id, epoch) {
+		if _, why := n.registry.Access(who, l.Namespace, namespace.RightRead); why == reason.None {
+			out.Leases = append(out.Leases, n.leaseToProto(&l))
+		}
+	}
+	return out, nil
+}
+
+func (n *node) leaseToProto(l *store.LeaseInfo) *quirev1.Lease {
+	out := &quirev1.Lease{
+		Kind: quirev1.Lease_KIND_READ, Id: l.Lease[:], Namespace: l.Namespace[:], Principal: l.PrincipalName,
+		Pages: uint32(l.Pages), Bytes: l.Bytes, Remaining: durationpb.New(l.Remaining), SessionId: n.sessions.idOf(l.Session),
+	}
+	if l.Publish {
+		out.Kind, out.Id = quirev1.Lease_KIND_PUBLISH, publicationID(l.Token)
+	}
+	return out
+}
+
+// publicationID is a publication's sequence, eight bytes big-endian: how people name it. The boot is the node's.
+func publicationID(t core.Token) []byte {
+	var b [8]byte
+	for i := range b {
+		b[i] = byte(t.Seq >> (56 - 8*i))
+	}
+	return b[:]
+}

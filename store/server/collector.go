@@ -1,0 +1,147 @@
+package server
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/quire-kv/quire/reason"
+	"github.com/quire-kv/quire/store"
+	"github.com/quire-kv/quire/store/core"
+)
+
+// nodeMetric is one number of store.Status or of the server's own tables, read at each scrape.
+type nodeMetric struct {
+	name, help string
+	kind       prometheus.ValueType
+	label      string // "" or one of the closed sets: tier, reason, cause, result, version
+	each       func(r *reading, emit func(v float64, label string))
+}
+
+// reading is what one scrape looks at.
+type reading struct {
+	store.Status
+	node *node
+}
+
+func one(get func(*reading) float64) func(*reading, func(float64, string)) {
+	return func(r *reading, emit func(float64, string)) { emit(get(r), "") }
+}
+
+func perTier(get func(*store.TierStatus) float64) func(*reading, func(float64, string)) {
+	return func(r *reading, emit func(float64, string)) {
+		for i := range r.Tiers {
+			emit(get(&r.Tiers[i]), r.Tiers[i].Tier.String())
+		}
+	}
+}
+
+func perReason(get func(*reading) []uint64) func(*reading, func(float64, string)) {
+	return func(r *reading, emit func(float64, string)) {
+		byReason := get(r)
+		for _, why := range reason.All() {
+			emit(float64(byReason[why]), why.String())
+		}
+	}
+}
+
+const (
+	gauge   = prometheus.GaugeValue
+	counted = prometheus.CounterValue
+)
+
+// causeNames are label values, by core.OrphanCause.
+var causeNames = [core.NumOrphanCauses]string{
+	core.OrphanDeleted: "deleted", core.OrphanExpired: "expired", core.OrphanCorrupt: "corrupt", core.OrphanHidden: "hidden",
+}
+
+// nodeMetrics is the whole list; docs/metrics.md is held equal to it by a test.
+var nodeMetrics = []nodeMetric{
+	{"quire_build_info", "1, labelled with the version that runs.", gauge, "version", func(r *reading, emit func(float64, string)) { emit(1, r.node.version) }},
+	{"quire_uptime_seconds", "Time since the store started.", gauge, "", one(func(r *reading) float64 { return r.Uptime.Seconds() })},
+
+	{"quire_tier_capacity_bytes", "Hard bound of a tier, metadata included.", gauge, "tier", perTier(func(t *store.TierStatus) float64 { return float64(t.Capacity) })},
+	{"quire_tier_live_bytes", "Bytes of a tier that extents ask for.", gauge, "tier", perTier(func(t *store.TierStatus) float64 { return float64(t.Live) })},
+	{"quire_tier_slack_bytes", "Bytes of a tier lost to rounding, free slots and memory kept ready.", gauge, "tier", perTier(func(t *store.TierStatus) float64 { return float64(t.Slack) })},
+	{"quire_tier_metadata_bytes", "Bytes that a tier needs for itself.", gauge, "tier", perTier(func(t *store.TierStatus) float64 { return float64(t.Metadata) })},
+	{"quire_tier_writable", "1 while the tier takes bytes, 0 while it is degraded.", gauge, "tier", perTier(func(t *store.TierStatus) float64 { return truth(t.Writable) })},
+	{"quire_tier_huge_pages_ratio", "Share of a tier's resident memory backed by huge pages, where known.", gauge, "tier", perTier(func(t *store.TierStatus) float64 { return t.HugePages })},
+	{"quire_tier_water_level", "Score of a tier's next victim.", gauge, "tier", perTier(func(t *store.TierStatus) float64 { return float64(t.WaterLevel) })},
+
+	{"quire_pages", "Pages with a committed extent.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.Pages) })},
+	{"quire_extents", "Committed extents.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.Extents) })},
+	{"quire_metadata_bytes", "Bytes of index, records, leases and policy.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.MetadataBytes) })},
+	{"quire_metadata_capacity_bytes", "Bound of the records of pages and extents among them.", gauge, "", one(func(r *reading) float64 { return float64(metadataCapacity(&r.Status)) })},
+	{"quire_pinned_bytes", "Bytes that leases and pins keep from eviction.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.PinnedBytes) })},
+	{"quire_read_leases", "Live read leases.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.ReadLeases) })},
+	{"quire_publications", "Live publication leases.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.Publications) })},
+	{"quire_sessions", "Attached sessions.", gauge, "", one(func(r *reading) float64 { return float64(r.Sessions) })},
+	{"quire_namespaces", "Namespaces that the node was told of.", gauge, "", one(func(r *reading) float64 { return float64(r.node.spaces.count()) })},
+	{"quire_namespaces_never_hit", "Namespaces that are written to and looked up, and of which nothing was ever found.", gauge, "", one(func(r *reading) float64 { return float64(r.NeverHit) })},
+	{"quire_requests_in_flight", "Calls being answered, long-lived streams apart.", gauge, "", one(func(r *reading) float64 { return float64(r.node.inflight.count()) })},
+	{"quire_fetches_in_flight", "Fetches whose pages are still pinned.", gauge, "", one(func(r *reading) float64 { c, _ := r.node.fetches.total(); return float64(c) })},
+	{"quire_fetch_pinned_bytes", "Upper bound of the bytes that these fetches pin.", gauge, "", one(func(r *reading) float64 { _, b := r.node.fetches.total(); return float64(b) })},
+
+	{"quire_granted_pages_total", "Pages granted to publications.", counted, "", one(func(r *reading) float64 { return float64(r.Totals.Granted) })},
+	{"quire_committed_pages_total", "Pages made visible.", counted, "", one(func(r *reading) float64 { return float64(r.Totals.CommittedPages) })},
+	{"quire_refused_pages_total", "Pages that Begin or Commit did not take, by reason.", counted, "reason", perReason(func(r *reading) []uint64 { return r.Totals.RefusedPages[:] })},
+	{"quire_evicted_pages_total", "Pages evicted for room.", counted, "", one(func(r *reading) float64 { return float64(r.Totals.Evicted) })},
+	{"quire_removed_total", "Pages and extents removed for other reasons than room, by reason.", counted, "reason", perReason(func(r *reading) []uint64 { return r.Totals.Removed[:] })},
+	{"quire_orphaned_pages_total", "Pages whose parent went, by cause.", counted, "cause", func(r *reading, emit func(float64, string)) {
+		for cause, n := range r.Totals.Orphaned {
+			emit(float64(n), causeNames[cause])
+		}
+	}},
+	{"quire_leases_expired_total", "Leases that ran out.", counted, "", one(func(r *reading) float64 { return float64(r.Totals.LeaseTTLEnded) })},
+	{"quire_store_read_bytes_total", "Payload bytes read and verified.", counted, "", one(func(r *reading) float64 { return float64(r.ReadBytes) })},
+	{"quire_store_written_bytes_total", "Payload bytes written into grants.", counted, "", one(func(r *reading) float64 { return float64(r.WrittenBytes) })},
+	{"quire_corrupt_extents_total", "Extents that failed the node's own verification.", counted, "", one(func(r *reading) float64 { return float64(r.CorruptFound) })},
+	{"quire_corrupt_reports_total", "Clients' reports of corruption, confirmed or not.", counted, "result", func(r *reading, emit func(float64, string)) {
+		var unconfirmed uint64
+		for _, n := range r.ReportsUnconfirmed {
+			unconfirmed += n
+		}
+		emit(float64(r.ReportsConfirmed), "confirmed")
+		emit(float64(unconfirmed), "unconfirmed")
+	}},
+	{"quire_divergent_publications_total", "Publications whose bytes differ from what is stored.", counted, "", one(func(r *reading) float64 { return float64(r.Divergent) })},
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func (m *nodeMetric) desc() *prometheus.Desc {
+	var labels []string
+	if m.label != "" {
+		labels = []string{m.label}
+	}
+	return prometheus.NewDesc(m.name, m.help, labels, nil)
+}
+
+// nodeCollector reads the store at each scrape.
+type nodeCollector struct{ node *node }
+
+// Describe lists nodeMetrics.
+func (c nodeCollector) Describe(out chan<- *prometheus.Desc) {
+	for i := range nodeMetrics {
+		out <- nodeMetrics[i].desc()
+	}
+}
+
+// Collect takes one Status for all.
+func (c nodeCollector) Collect(out chan<- prometheus.Metric) {
+	r := &reading{c.node.store.Status(), c.node}
+	for i := range nodeMetrics {
+		m := &nodeMetrics[i]
+		desc := m.desc()
+		m.each(r, func(v float64, label string) {
+			if m.label == "" {
+				out <- prometheus.MustNewConstMetric(desc, m.kind, v)
+			} else {
+				out <- prometheus.MustNewConstMetric(desc, m.kind, v, label)
+			}
+		})
+	}
+}
