@@ -257,3 +257,26 @@ func TestMixedSizesGiveSlabsBack(t *testing.T) {
 	}
 	wantPages(t, big, storetest.Chain("b99", 4), whole, nil)
 }
+
+func TestLivesThatAreOverAreForgotten(t *testing.T) {
+	f := storetest.New(t, storetest.Options{})
+	n := f.Namespace
+	for e := range page.Epoch(3000) {
+		n.State.Epoch, n.State.Life = e+1, core.Active
+		f.Store.SetNamespace(n)
+		n.State.Life = core.Retired
+		f.Store.SetNamespace(n)
+		f.Store.SetNamespace(n) // told twice, remembered once
+	}
+	probe := func(e page.Epoch) reason.Reason {
+		fam := f.Family()
+		fam.Epoch = e
+		return f.Store.Exists(f.Caller, []core.Run{{Family: fam, Hashes: storetest.Chain("x", 1)}}, whole, make([]byte, 1), make([]uint32, 1))
+	}
+	if why := probe(3000); why != reason.Retired {
+		t.Errorf("the latest life: %v, want retired", why)
+	}
+	if why := probe(1); why != reason.Absent {
+		t.Errorf("the first life: %v, want forgotten", why)
+	}
+}

@@ -20,14 +20,12 @@ func TestCase_C19_FlippedBitInHostMemory(t *testing.T) {
 		chain := storetest.Chain("flip", 6)
 		mustPublish(t, f, chain, whole)
 		region := f.RegionOf(t, chain[32*3:32*4], 0)
-		at := r.IntN(len(region))
 		header, err := page.HeaderBytes(region)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if trial%2 == 0 {
-			at = r.IntN(header)
-		} else {
+		at := r.IntN(header)
+		if trial%2 == 1 {
 			at = page.PayloadOffset(header) + r.IntN(len(region)-page.PayloadOffset(header))
 		}
 		region[at] ^= 1 << r.IntN(8)

@@ -20,8 +20,12 @@ type Namespace struct {
 	Accepts func(canonical []byte) bool
 }
 
-// maxFamilies bounds what the runtime remembers of a namespace's scopes and groups for SameHash.
-const maxFamilies = 4096
+// Bounds of what the runtime remembers: scopes and groups of a namespace, for SameHash; and lives that are over, so
+// that a late call is told Retired.
+const (
+	maxFamilies = 4096
+	maxRetired  = 1024
+)
 
 // spaceKey is a namespace's epoch.
 type spaceKey struct {
@@ -40,14 +44,15 @@ type spaceStats struct {
 	hits, misses atomic.Uint64
 	lastWrite    atomic.Uint32 // clock.Wall
 
-	mu       sync.Mutex // guards families
-	families map[page.Family]struct{}
+	mu       sync.Mutex               // guards families
+	families map[page.Family]struct{} // nil once retired
 }
 
 type spaceTable struct {
 	change sync.Mutex   // one change at a time: the core and the table agree when it is released
-	mu     sync.RWMutex // guards m
+	mu     sync.RWMutex // guards what follows
 	m      map[spaceKey]*space
+	over   []spaceKey // retired ones in m, oldest first
 }
 
 func (t *spaceTable) init() { t.m = map[spaceKey]*space{} }
@@ -91,8 +96,26 @@ func (s *Store) setNamespace(n Namespace) {
 		sp.spaceStats = &spaceStats{families: map[page.Family]struct{}{}}
 	}
 	s.spaces.m[k] = sp
+	if n.State.Life == core.Retired {
+		s.spaces.retire(k, sp)
+	}
 	s.spaces.mu.Unlock()
 	s.step(s.shardOf(k.id, k.epoch), core.NamespaceChanged{Namespace: n.State})
+}
+
+// retire keeps the memory of lives that are over within its bound. The caller holds mu.
+func (t *spaceTable) retire(k spaceKey, sp *space) {
+	sp.mu.Lock()
+	first := sp.families != nil
+	sp.families = nil
+	sp.mu.Unlock()
+	if !first {
+		return
+	}
+	if t.over = append(t.over, k); len(t.over) > maxRetired {
+		delete(t.m, t.over[0])
+		t.over = t.over[1:]
+	}
 }
 
 // accepted is one bit per interned provenance.
@@ -153,7 +176,7 @@ func (sp *space) pages(runs []core.Run) int {
 func (sp *space) wrote(w clock.Wall, f page.Family) {
 	sp.lastWrite.Store(uint32(w))
 	sp.mu.Lock()
-	if len(sp.families) < maxFamilies {
+	if sp.families != nil && len(sp.families) < maxFamilies {
 		sp.families[f] = struct{}{}
 	}
 	sp.mu.Unlock()

@@ -141,8 +141,8 @@ func TestCase_C19_Lies(t *testing.T) {
 		"another page, sound in itself": {func(w *world, _ *extent, _ []*quirev1.FetchResponse) []*quirev1.FetchResponse {
 			return w.messages(1, small.Full(), 40<<10, other(w))
 		}, corrupt, true},
-		"another page under the right header": {func(w *world, e *extent, ms []*quirev1.FetchResponse) []*quirev1.FetchResponse {
-			ms = w.messages(1, small.Full(), 40<<10, other(w))
+		"another page under the right header": {func(w *world, e *extent, _ []*quirev1.FetchResponse) []*quirev1.FetchResponse {
+			ms := w.messages(1, small.Full(), 40<<10, other(w))
 			ms[0].Header = e.raw
 			return ms
 		}, corrupt, true},

@@ -92,17 +92,17 @@ func (o *Options) check() error {
 		return errors.New("a client certificate needs both CertFile and KeyFile")
 	}
 	if o.Insecure && (o.CAFile != "" || o.CertFile != "") {
-		return errors.New("Insecure and certificates exclude each other")
+		return errors.New("option Insecure and certificates exclude each other")
 	}
 	switch {
 	case o.CallTimeout < 0, o.BatchKeys < 0, o.BatchBytes < 0:
-		return errors.New("CallTimeout, BatchKeys and BatchBytes must be positive")
+		return errors.New("options CallTimeout, BatchKeys and BatchBytes must be positive")
 	case o.Parallel < 1 || o.Parallel > maxParallel:
-		return fmt.Errorf("Parallel %d: want 1 to %d", o.Parallel, maxParallel)
+		return fmt.Errorf("option Parallel is %d: want 1 to %d", o.Parallel, maxParallel)
 	case o.Conns < 1 || o.Conns > maxConns:
-		return fmt.Errorf("Conns %d: want 1 to %d", o.Conns, maxConns)
+		return fmt.Errorf("option Conns is %d: want 1 to %d", o.Conns, maxConns)
 	case o.Retries > maxRetries:
-		return fmt.Errorf("Retries %d: want at most %d", o.Retries, maxRetries)
+		return fmt.Errorf("option Retries is %d: want at most %d", o.Retries, maxRetries)
 	}
 	return nil
 }

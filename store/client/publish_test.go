@@ -22,9 +22,8 @@ import (
 
 // uploads is what a fake was sent: payload by page and grant.
 type uploads struct {
-	mu    sync.Mutex // guards below
-	got   map[[2]uint32][]byte
-	token *quirev1.FencingToken
+	mu  sync.Mutex // guards got
+	got map[[2]uint32][]byte
 }
 
 // take is an honest WritePages: chunks of a grant in order and without holes.

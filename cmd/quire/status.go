@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
+)
+
+type statusView struct {
+	Version          string     `json:"version"`
+	BootID           string     `json:"boot_id"`
+	UptimeSeconds    float64    `json:"uptime_seconds"`
+	Pages            uint64     `json:"pages"`
+	Extents          uint64     `json:"extents"`
+	ReadLeases       uint64     `json:"read_leases"`
+	Publications     uint64     `json:"publications"`
+	Sessions         uint64     `json:"sessions"`
+	PinnedBytes      uint64     `json:"pinned_bytes"`
+	MetadataBytes    uint64     `json:"metadata_bytes"`
+	MetadataCapacity uint64     `json:"metadata_capacity_bytes"`
+	Tiers            []tierView `json:"tiers"`
+}
+
+type tierView struct {
+	Tier       string  `json:"tier"`
+	Capacity   uint64  `json:"capacity_bytes"`
+	Live       uint64  `json:"live_bytes"`
+	Slack      uint64  `json:"slack_bytes"`
+	Metadata   uint64  `json:"metadata_bytes"`
+	Writable   bool    `json:"writable"`
+	WaterLevel float64 `json:"water_level"`
+}
+
+func (a *app) statusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "status",
+		Short:   "Show the server at a glance: tiers, pages, leases",
+		Example: "  quire status",
+		Args:    exactly(),
+		RunE: a.action(func(ctx context.Context, _ []string) error {
+			return a.with(ctx, func(ctx context.Context, r *remote) error {
+				s, err := r.admin.Status(ctx, &quirev1.StatusRequest{})
+				if err != nil {
+					return err
+				}
+				return a.printStatus(s)
+			})
+		}),
+	}
+}
+
+func (a *app) printStatus(s *quirev1.StatusResponse) error {
+	v := statusView{
+		Version: s.GetVersion(), BootID: hex.EncodeToString(s.GetBootId()), UptimeSeconds: s.GetUptime().AsDuration().Seconds(),
+		Pages: s.GetPages(), Extents: s.GetExtents(), ReadLeases: s.GetReadLeases(), Publications: s.GetPublications(),
+		Sessions: s.GetSessions(), PinnedBytes: s.GetPinnedBytes(), MetadataBytes: s.GetMetadataBytes(),
+		MetadataCapacity: s.GetMetadataCapacityBytes(), Tiers: []tierView{},
+	}
+	for _, t := range s.GetTiers() {
+		v.Tiers = append(v.Tiers, tierView{t.GetTier(), t.GetCapacityBytes(), t.GetLiveBytes(), t.GetSlackBytes(), t.GetMetadataBytes(), t.GetWritable(), t.GetWaterLevel()})
+	}
+	return a.print(v, func(w io.Writer) error {
+		err := pairs(w,
+			[2]string{"server", a.server + ", version " + v.Version + ", up " + s.GetUptime().AsDuration().Round(time.Second).String()},
+			[2]string{"pages", countText(v.Pages) + " in " + countText(v.Extents) + " extents"},
+			[2]string{"leases", fmt.Sprintf("%d read, %d publications, %d sessions, %s pinned", v.ReadLeases, v.Publications, v.Sessions, bytesText(v.PinnedBytes))},
+			[2]string{"metadata", bytesText(v.MetadataBytes) + " of " + quotaText(v.MetadataCapacity)},
+		)
+		if err != nil {
+			return err
+		}
+		t := newTable("TIER", "CAPACITY", "LIVE", "SLACK", "METADATA", "WRITABLE", "WATER LEVEL").numbers(1, 2, 3, 4, 6)
+		for _, x := range v.Tiers {
+			t.row(x.Tier, bytesText(x.Capacity), bytesText(x.Live), bytesText(x.Slack), bytesText(x.Metadata), fmt.Sprint(x.Writable), fmt.Sprintf("%.3g", x.WaterLevel))
+		}
+		return t.write(w)
+	})
+}

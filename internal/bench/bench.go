@@ -1,0 +1,189 @@
+// Package bench measures Quire: closed loops against a server of its own or one that runs already, each beside what a
+// plain copy of the same bytes does on this machine in the same seconds. Absolute figures move with what else a machine
+// does; ratios taken in one round, CPU seconds and counts are what to compare.
+//
+//	parent                                child (hidden command, Serve)
+//	  client, memcpy reference  ──gRPC──>   server, store, tier
+//	  meter                     ──stdin──>  meter: usage, fill, profile      (its end is the child's end)
+package bench
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/quire-kv/quire/store/client"
+)
+
+// Bounds of Options.
+const (
+	maxInFlight = 4096
+	maxRounds   = 1000
+	maxBatch    = 16_384 // keys: what a server takes by default
+	maxResident = 1 << 26
+	maxPage     = 256 << 20
+	pageUnit    = 4 << 10 // page bytes are a multiple: 8 heads x 8 layers x 16 tokens x 2 components x 2 bytes
+)
+
+// OptionError is an option that cannot be: what is wrong, and what to write.
+type OptionError string
+
+func (e OptionError) Error() string { return string(e) }
+
+func optionf(format string, args ...any) error { return OptionError(fmt.Sprintf(format, args...)) }
+
+// Options of every benchmark. Zero values are defaults, which differ from one to the other where the comment says so.
+type Options struct {
+	PageBytes int           // payload of one page, a multiple of 4 KiB; default 1 MiB, exists 4 KiB
+	InFlight  int           // calls at once; default 8, publish 1
+	Batch     int           // pages of one call; default 1, publish 8, exists 128 keys
+	Resident  int           // pages in the store; default 1,024, exists 1,000, index 4,000,000
+	Duration  time.Duration // of one measured round; default 2 s
+	Rounds    int           // measured; default 5, hash 25, after one that is not
+
+	// Child is the command line of a process that runs Serve, so that client and server are apart.
+	Child []string
+	// InProcess puts the server into this process: one CPU account for both sides.
+	InProcess bool
+	// Remote measures a server that runs already; its address makes it so. What only its process knows is left out.
+	Remote client.Options
+
+	ProfileDir string              // files client.pprof and server.pprof are written here; empty: none
+	Progress   func(done, all int) // rounds, the unmeasured one included; nil: nobody is told
+
+	arena int // bytes of the reference; tests have less
+}
+
+// Report is what a benchmark found.
+type Report struct {
+	Bench      string         `json:"bench"`
+	Machine    Machine        `json:"machine"`
+	Parameters map[string]any `json:"parameters"`
+	Figures    []Figure       `json:"figures"`
+}
+
+// Machine is where it ran.
+type Machine struct {
+	OS         string `json:"os"`
+	Arch       string `json:"arch"`
+	Go         string `json:"go"`
+	CPUs       int    `json:"cpus"`
+	GOMAXPROCS int    `json:"gomaxprocs"`
+}
+
+func thisMachine() Machine {
+	return Machine{runtime.GOOS, runtime.GOARCH, runtime.Version(), runtime.NumCPU(), runtime.GOMAXPROCS(0)}
+}
+
+// Run carries out the benchmark called name: exists, fetch, publish, hash or index.
+func Run(ctx context.Context, name string, o Options) (*Report, error) {
+	run, ok := benches()[name]
+	if !ok {
+		return nil, fmt.Errorf("no benchmark %q", name)
+	}
+	o.fill(name)
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	r := &Report{Bench: name, Machine: thisMachine(), Parameters: o.parameters(name)}
+	figures, err := run(ctx, &o)
+	if err != nil {
+		return nil, fmt.Errorf("bench %s: %w", name, err)
+	}
+	r.Figures = figures
+	return r, nil
+}
+
+func benches() map[string]func(context.Context, *Options) ([]Figure, error) {
+	return map[string]func(context.Context, *Options) ([]Figure, error){
+		"exists": benchExists, "fetch": benchFetch, "publish": benchPublish, "hash": benchHash, "index": benchIndex,
+	}
+}
+
+func (o *Options) fill(name string) {
+	setDefault(&o.PageBytes, map[string]int{"exists": pageUnit}[name], 1<<20)
+	setDefault(&o.InFlight, map[string]int{"publish": 1}[name], 8)
+	setDefault(&o.Batch, map[string]int{"publish": 8, "exists": 128}[name], 1)
+	setDefault(&o.Resident, map[string]int{"exists": 1000, "index": 4_000_000}[name], 1024)
+	setDefault(&o.Duration, 2*time.Second, 0)
+	setDefault(&o.Rounds, map[string]int{"hash": 25}[name], 5)
+	setDefault(&o.arena, arenaBytes, 0)
+	if o.Progress == nil {
+		o.Progress = func(int, int) {}
+	}
+}
+
+// setDefault sets an unset v to the first of the defaults that is not zero.
+func setDefault[T comparable](v *T, first, second T) {
+	var zero T
+	if *v != zero {
+		return
+	}
+	if *v = first; *v == zero {
+		*v = second
+	}
+}
+
+func (o *Options) check() error {
+	for _, c := range []struct {
+		name         string
+		v, low, high int
+	}{
+		{"--page-bytes", o.PageBytes, pageUnit, maxPage}, {"--in-flight", o.InFlight, 1, maxInFlight},
+		{"--batch", o.Batch, 1, maxBatch}, {"--resident", o.Resident, 2, maxResident}, {"--rounds", o.Rounds, 1, maxRounds},
+	} {
+		if c.v < c.low || c.v > c.high {
+			return optionf("%s %d: write %d to %d", c.name, c.v, c.low, c.high)
+		}
+	}
+	if o.PageBytes%pageUnit != 0 {
+		return optionf("--page-bytes %d: write a multiple of %d", o.PageBytes, pageUnit)
+	}
+	if o.Duration < time.Millisecond || o.Duration > time.Hour {
+		return optionf("--duration %v: write 1ms to 1h", o.Duration)
+	}
+	return nil
+}
+
+// parameters are the options that the benchmark looks at.
+func (o *Options) parameters(name string) map[string]any {
+	p := map[string]any{"rounds": o.Rounds}
+	if name == "hash" {
+		return p
+	}
+	p["resident_pages"], p["round_seconds"] = o.Resident, o.Duration.Seconds()
+	if name == "index" {
+		return p
+	}
+	p["page_bytes"], p["batch"], p["in_flight"] = o.PageBytes, o.Batch, o.InFlight
+	if name != "publish" {
+		p["server"] = o.where()
+	}
+	return p
+}
+
+// where the server is.
+func (o *Options) where() string {
+	switch {
+	case o.Remote.Address != "":
+		return o.Remote.Address
+	case o.InProcess:
+		return "in process"
+	}
+	return "a process of its own"
+}
+
+// rounds runs one round for warmth and the measured ones, telling of progress.
+func (o *Options) rounds(ctx context.Context, round func(measured bool) error) error {
+	for i := range o.Rounds + 1 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := round(i > 0); err != nil {
+			return err
+		}
+		o.Progress(i+1, o.Rounds+1)
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime/pprof"
+
+	"github.com/quire-kv/quire/internal/daemon"
+)
+
+// The two processes speak lines of JSON over the child's standard input and output: one order, one answer, in turn.
+// The first answer comes unasked and says where the server listens. The end of input ends the child.
+
+// order is a line to the child: one of its fields is set.
+type order struct {
+	Usage   bool   `json:"usage,omitempty"`
+	Settle  bool   `json:"settle,omitempty"` // usage after the collector has given back what it can
+	Fill    *Fill  `json:"fill,omitempty"`
+	Profile string `json:"profile,omitempty"` // begin a CPU profile into this file, written at the end
+}
+
+// answer is a line from the child.
+type answer struct {
+	Address string `json:"address,omitempty"`
+	Usage   Usage  `json:"usage"`
+	Error   string `json:"error,omitempty"`
+}
+
+// Serve runs a server for a benchmark of another process, which speaks over in and out, until in ends or ctx does.
+// memoryBytes is its host tier's; 0 keeps no payloads. It is for processes that do nothing else: the collector is set
+// up as for a server.
+func Serve(ctx context.Context, memoryBytes int64, in io.Reader, out io.Writer) (err error) {
+	daemon.RareCollections(os.Getenv)
+	n, err := startNode(ctx, memoryBytes)
+	if err != nil {
+		return fmt.Errorf("start server: %w", err)
+	}
+	defer func() { err = errors.Join(err, n.stop()) }()
+	lines := json.NewEncoder(out)
+	if err := lines.Encode(answer{Address: n.listener.Addr().String()}); err != nil {
+		return err
+	}
+	c := &conductor{node: n}
+	defer func() { err = errors.Join(err, c.endProfile()) }()
+	for orders := bufio.NewScanner(in); orders.Scan() && ctx.Err() == nil; {
+		var o order
+		if err := json.Unmarshal(orders.Bytes(), &o); err != nil {
+			return fmt.Errorf("read order: %w", err)
+		}
+		if err := lines.Encode(c.carryOut(ctx, &o)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// conductor carries out orders on the node of this process.
+type conductor struct {
+	node    *node
+	profile *os.File
+}
+
+func (c *conductor) carryOut(ctx context.Context, o *order) (a answer) {
+	var err error
+	switch {
+	case o.Fill != nil:
+		err = c.node.fill(ctx, *o.Fill)
+	case o.Profile != "":
+		err = c.beginProfile(o.Profile)
+	}
+	if err != nil {
+		a.Error = err.Error()
+	}
+	if o.Settle {
+		a.Usage = settled()
+	} else {
+		a.Usage = ownUsage()
+	}
+	return a
+}
+
+func (c *conductor) beginProfile(path string) (err error) {
+	if c.profile, err = os.Create(path); err != nil {
+		return fmt.Errorf("make profile: %w", err)
+	}
+	return pprof.StartCPUProfile(c.profile)
+}
+
+func (c *conductor) endProfile() error {
+	if c.profile == nil {
+		return nil
+	}
+	pprof.StopCPUProfile()
+	return c.profile.Close()
+}

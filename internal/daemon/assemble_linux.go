@@ -1,0 +1,156 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/quire-kv/quire/evict"
+	"github.com/quire-kv/quire/internal/auth"
+	"github.com/quire-kv/quire/internal/clock"
+	"github.com/quire-kv/quire/namespace"
+	"github.com/quire-kv/quire/namespace/memregistry"
+	"github.com/quire-kv/quire/namespace/pebbleregistry"
+	"github.com/quire-kv/quire/store"
+	"github.com/quire-kv/quire/store/core"
+	"github.com/quire-kv/quire/store/host"
+	"github.com/quire-kv/quire/store/server"
+	"github.com/quire-kv/quire/store/tier"
+)
+
+// Files of the data directory.
+const (
+	registryDir       = "registry"
+	operatorTokenFile = "operator.token"
+)
+
+func openRegistry(ctx context.Context, c *Config) (*namespace.Registry, error) {
+	backend, err := openBackend(c)
+	if err != nil {
+		return nil, err
+	}
+	r, err := namespace.NewRegistry(ctx, backend, namespace.Options{})
+	if err != nil {
+		backend.Close()
+		return nil, fmt.Errorf("load registry: %w", err)
+	}
+	return r, nil
+}
+
+func openBackend(c *Config) (namespace.Backend, error) {
+	if c.DataDir == "" {
+		return memregistry.New(), nil
+	}
+	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make data directory: %w", err)
+	}
+	backend, err := pebbleregistry.Open(filepath.Join(c.DataDir, registryDir), pebbleregistry.Options{})
+	if err != nil {
+		return nil, err // names the directory; a nil *Backend is no nil Backend
+	}
+	return backend, nil
+}
+
+// self is the daemon when it asks the registry.
+func self() namespace.Principal {
+	return namespace.Principal{Name: "daemon", Role: namespace.RoleOperator}
+}
+
+// firstToken makes the operator's token of a registry that has none. The file is written before the token counts: a
+// crash between the two costs nothing but another token at the next start.
+func (d *Daemon) firstToken(ctx context.Context, c clock.Clock) error {
+	if d.config.Auth != AuthToken {
+		return nil
+	}
+	tokens, err := d.registry.Tokens(self())
+	if err != nil || len(tokens) > 0 {
+		return err
+	}
+	secret := auth.NewSecret()
+	path := filepath.Join(d.config.DataDir, operatorTokenFile)
+	if err := writeSecret(path, secret.Reveal()); err != nil {
+		return fmt.Errorf("write the operator's token: %w", err)
+	}
+	err = d.registry.PutToken(ctx, self(), namespace.TokenRecord{
+		Name: "operator", Hash: secret.Hash(), Created: c.Wall().Time(),
+		By: namespace.Principal{Name: "operator", Tenant: "default", Role: namespace.RoleOperator},
+	})
+	if err != nil {
+		return fmt.Errorf("store the operator's token: %w", err)
+	}
+	d.log.Info("first start: the operator's token was written", "file", path)
+	return nil
+}
+
+// writeSecret replaces a file that only its owner can read, whole or not at all.
+func writeSecret(path, text string) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".token-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	_, err = f.WriteString(text + "\n")
+	if err == nil {
+		err = f.Sync()
+	}
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+func openStore(c *Config, clk clock.Clock) (*store.Store, *host.Driver, error) {
+	driver, err := host.New(host.Options{CapacityBytes: int64(c.MemoryBytes - c.MetadataBytes)})
+	if err != nil {
+		return nil, nil, fmt.Errorf("set up host memory: %w", err)
+	}
+	pages := c.MetadataBytes / metadataPerPageBytes
+	s, err := store.New(store.Options{
+		Clock: clk, Shards: c.Shards,
+		Tiers:  [evict.NumTiers]tier.Driver{evict.Host: driver},
+		Limits: core.Limits{Pages: pages, Extents: pages * extentsPerPage},
+		Core:   core.Options{MaxLeaseTTL: c.MaxLease},
+	})
+	if err != nil {
+		driver.Close()
+		return nil, nil, fmt.Errorf("set up store: %w", err)
+	}
+	return s, driver, nil
+}
+
+func (d *Daemon) newServer(deps Deps) (*server.Server, error) {
+	c := &d.config
+	o := server.Options{
+		Store: d.store, Registry: d.registry, Clock: deps.Clock, Version: deps.Version,
+		Auth: c.authMode(), Insecure: c.Insecure, Metrics: deps.Metrics, GRPC: d.tracing.options(),
+		Limits: server.Limits{
+			MaxKeys: c.MaxKeys, MaxBatchBytes: int64(c.MaxBatchBytes), MaxChunkBytes: int(c.MaxChunkBytes),
+			MaxMessageBytes: messageBytes(c), MaxLease: c.MaxLease, DefaultLease: c.DefaultLease,
+		},
+		Panicked: func(method string, value any, stack []byte) {
+			d.log.Error("a handler panicked", "method", method, "panic", fmt.Sprint(value), "stack", string(stack))
+		},
+	}
+	if c.TLSCert != "" {
+		tls, err := auth.ServerTLS(auth.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.TLSClientCA}, c.Auth == AuthMTLS, c.Auth == AuthMTLS)
+		if err != nil {
+			return nil, fmt.Errorf("set up TLS: %w", err)
+		}
+		o.TLS = tls
+	}
+	s, err := server.New(o)
+	if err != nil {
+		return nil, fmt.Errorf("set up gRPC: %w", err)
+	}
+	return s, nil
+}
+
+// profiles says whether /debug/pprof is served: memory is for nobody else to see.
+func (d *Daemon) profiles() bool {
+	local, err := auth.Loopback(d.config.AdminListen)
+	return err == nil && local || d.config.Insecure
+}

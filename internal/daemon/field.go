@@ -1,0 +1,163 @@
+package daemon
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/quire-kv/quire/internal/sysmem"
+)
+
+// Field is one thing that can be set. Its key names it everywhere: in the file as it is, as a flag with dashes
+// (grpc_listen: --grpc-listen), in the environment in capitals after QUIRE_ (QUIRE_GRPC_LISTEN).
+type Field struct {
+	Key    string
+	Usage  string // unit, effect, default
+	Bool   bool   // the flag needs no value
+	Secret bool   // printed as "(set)"
+	value  func(*Config) value
+}
+
+// Flag is the field's flag without its dashes.
+func (f Field) Flag() string { return strings.ReplaceAll(f.Key, "_", "-") }
+
+// Env is the field's environment variable.
+func (f Field) Env() string { return envPrefix + strings.ToUpper(f.Key) }
+
+// value reads and writes one field of a Config as text: the same parser for file, environment and flags.
+type value struct {
+	set func(string) error
+	get func() string
+}
+
+var (
+	logLevels  = []string{"debug", "info", "warn", "error"}
+	logFormats = []string{"text", "json"}
+)
+
+// Fields lists every field in the order of --check-config and the help.
+func Fields() []Field {
+	return []Field{
+		text("data", "`directory` of the registry; empty keeps it in memory, and a restart forgets it", func(c *Config) *string { return &c.DataDir }),
+		text("grpc_listen", "`host:port` of gRPC; port 0 takes a free one (default "+defaultGRPCListen+")", func(c *Config) *string { return &c.GRPCListen }),
+		text("admin_listen", "`host:port` of health, metrics and profiles, or off; profiles only on loopback (default "+defaultAdminListen+")", func(c *Config) *string { return &c.AdminListen }),
+		bytesField("memory", "`size` of all that is held in host memory, index included, hard bound, for example 16GiB (default 60 % of what machine and cgroup allow)", func(c *Config) *uint64 { return &c.MemoryBytes }),
+		bytesField("metadata", "`size` of the index of what is held, part of memory, hard bound (default enough for memory full of 4 KiB extents)", func(c *Config) *uint64 { return &c.MetadataBytes }),
+		count("shards", "`number` of independent parts with a lock each; more helps many writers (default 4)", func(c *Config) *int { return &c.Shards }),
+		text("auth", "`mode` of authentication: none, token or mtls (default none, on loopback only)", func(c *Config) *string { return (*string)(&c.Auth) }),
+		text("tls_cert", "PEM `file` of the server's certificate", func(c *Config) *string { return &c.TLSCert }),
+		text("tls_key", "PEM `file` of the server's key", func(c *Config) *string { return &c.TLSKey }),
+		text("tls_client_ca", "PEM `file` of the authority that signs client certificates (auth mtls)", func(c *Config) *string { return &c.TLSClientCA }),
+		boolean("insecure", "allow service beyond loopback without TLS or authentication", func(c *Config) *bool { return &c.Insecure }),
+		text("log_level", "`level`: debug, info, warn or error (default info)", func(c *Config) *string { return &c.LogLevel }),
+		text("log_format", "`format`: text or json (default text)", func(c *Config) *string { return &c.LogFormat }),
+		text("otlp_endpoint", "`URL` of an OTLP/gRPC collector for traces, for example http://127.0.0.1:4317; empty sends none", func(c *Config) *string { return &c.OTLPEndpoint }),
+		secret(text("otlp_headers", "`key=value,...` sent to the collector", func(c *Config) *string { return &c.OTLPHeaders })),
+		span("drain_timeout", "`time` that calls may take to finish after a stop was asked for (default 30s)", func(c *Config) *time.Duration { return &c.DrainTimeout }),
+		span("default_lease", "`time` of a lease whose caller names none (default 10s)", func(c *Config) *time.Duration { return &c.DefaultLease }),
+		span("max_lease", "longest `time` that a lease is granted for at once (default 1m)", func(c *Config) *time.Duration { return &c.MaxLease }),
+		count("max_keys", "`number` of keys of one request (default 16384)", func(c *Config) *int { return &c.MaxKeys }),
+		bytesField("max_batch", "payload `size` of one publish or fetch (default 1GiB, memory at most)", func(c *Config) *uint64 { return &c.MaxBatchBytes }),
+		bytesField("max_chunk", "payload `size` of one message of a stream (default 1MiB)", func(c *Config) *uint64 { return &c.MaxChunkBytes }),
+	}
+}
+
+func secret(f Field) Field {
+	f.Secret = true
+	return f
+}
+
+func text(key, usage string, at func(*Config) *string) Field {
+	return Field{Key: key, Usage: usage, value: func(c *Config) value {
+		return value{
+			set: func(s string) error { *at(c) = s; return nil },
+			get: func() string { return *at(c) },
+		}
+	}}
+}
+
+func boolean(key, usage string, at func(*Config) *bool) Field {
+	return Field{Key: key, Usage: usage, Bool: true, value: func(c *Config) value {
+		return value{
+			set: func(s string) (err error) {
+				if *at(c), err = strconv.ParseBool(s); err != nil {
+					return fmt.Errorf("%q is neither true nor false", s)
+				}
+				return nil
+			},
+			get: func() string { return strconv.FormatBool(*at(c)) },
+		}
+	}}
+}
+
+func count(key, usage string, at func(*Config) *int) Field {
+	return Field{Key: key, Usage: usage, value: func(c *Config) value {
+		return value{
+			set: func(s string) (err error) {
+				if *at(c), err = strconv.Atoi(s); err != nil || *at(c) == 0 {
+					return fmt.Errorf("%q is no number from 1", s)
+				}
+				return nil
+			},
+			get: func() string { return strconv.Itoa(*at(c)) },
+		}
+	}}
+}
+
+func bytesField(key, usage string, at func(*Config) *uint64) Field {
+	return Field{Key: key, Usage: usage, value: func(c *Config) value {
+		return value{
+			set: func(s string) error {
+				size, err := sysmem.ParseBytes(s)
+				if err == nil && size == 0 {
+					err = fmt.Errorf("%q is no bound; write a size such as 16GiB", s)
+				}
+				*at(c) = uint64(size)
+				return err
+			},
+			get: func() string { return sysmem.Bytes(*at(c)).String() },
+		}
+	}}
+}
+
+func span(key, usage string, at func(*Config) *time.Duration) Field {
+	return Field{Key: key, Usage: usage, value: func(c *Config) value {
+		return value{
+			set: func(s string) (err error) {
+				if *at(c), err = time.ParseDuration(s); err != nil || *at(c) <= 0 {
+					return fmt.Errorf("%q is no time; write for example 30s or 5m", s)
+				}
+				return nil
+			},
+			get: func() string { return (*at(c)).String() },
+		}
+	}}
+}
+
+// keys of fields, sorted.
+func keys(fields []Field) []string {
+	all := make([]string, len(fields))
+	for i, f := range fields {
+		all[i] = f.Key
+	}
+	slices.Sort(all)
+	return all
+}
+
+// parseHeaders reads key=value,key=value; nothing gives none.
+func parseHeaders(s string) (map[string]string, error) {
+	headers := map[string]string{}
+	if s == "" {
+		return headers, nil
+	}
+	for i, pair := range strings.Split(s, ",") {
+		k, v, ok := strings.Cut(strings.TrimSpace(pair), "=")
+		if !ok || k == "" {
+			return nil, fmt.Errorf("header %d is no key=value", i+1) // its text may be a secret
+		}
+		headers[k] = v
+	}
+	return headers, nil
+}

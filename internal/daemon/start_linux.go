@@ -1,0 +1,199 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/quire-kv/quire/evict"
+	"github.com/quire-kv/quire/namespace"
+	"github.com/quire-kv/quire/store"
+	"github.com/quire-kv/quire/store/host"
+	"github.com/quire-kv/quire/store/server"
+	"github.com/quire-kv/quire/store/tier"
+)
+
+// releaseTimeout is what giving back memory, registry and queued traces may take after the drain.
+const releaseTimeout = 10 * time.Second
+
+// Daemon is a running server. Safe for concurrent use.
+type Daemon struct {
+	config Config
+	log    *slog.Logger
+
+	registry *namespace.Registry
+	host     *host.Driver
+	store    *store.Store
+	server   *server.Server
+	grpc     net.Listener
+	tracing  *tracing
+	admin    *admin // nil: off
+
+	draining atomic.Bool
+	ended    chan struct{} // closed when gRPC serves no more
+	endErr   error         // why, set before ended is closed
+
+	stop    sync.Once
+	stopErr error // guarded by stop
+}
+
+// Start brings up everything that a resolved and valid config asks for, or nothing: on an error all that was begun is
+// undone. ctx bounds the start alone. The caller ends the daemon by Stop.
+func Start(ctx context.Context, config Config, deps Deps) (*Daemon, error) {
+	if err := config.Validate(); err != nil {
+		return nil, fmt.Errorf("settings: %w", err)
+	}
+	deps.fill()
+	d := &Daemon{config: config, log: deps.Logger, ended: make(chan struct{})}
+	if err := d.start(ctx, deps); err != nil {
+		return nil, errors.Join(err, d.release(ctx))
+	}
+	d.announce()
+	return d, nil
+}
+
+func (d *Daemon) start(ctx context.Context, deps Deps) (err error) {
+	if d.registry, err = openRegistry(ctx, &d.config); err != nil {
+		return err
+	}
+	if err = d.firstToken(ctx, deps.Clock); err != nil {
+		return err
+	}
+	if d.store, d.host, err = openStore(&d.config, deps.Clock); err != nil {
+		return err
+	}
+	if d.tracing, err = startTracing(ctx, &d.config, deps.Version); err != nil {
+		return err
+	}
+	if d.server, err = d.newServer(deps); err != nil {
+		return err
+	}
+	if d.grpc, err = listen(d.config.GRPCListen); err != nil {
+		return fmt.Errorf("grpc_listen: %w", err)
+	}
+	if d.config.AdminListen != adminOff {
+		listener, err := listen(d.config.AdminListen)
+		if err != nil {
+			return fmt.Errorf("admin_listen: %w", err)
+		}
+		d.admin = startAdmin(listener, d.profiles(), d.checks(), deps.Metrics)
+	}
+	go func() {
+		defer close(d.ended)
+		if err := d.server.Serve(d.grpc); err != nil {
+			d.endErr = fmt.Errorf("serve gRPC: %w", err)
+		}
+	}()
+	return nil
+}
+
+func listen(address string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("%w; free the address or choose another (port 0 takes a free one)", err)
+	}
+	return l, nil
+}
+
+// checks are the conditions of /readyz.
+func (d *Daemon) checks() []check {
+	return []check{
+		{"serving", func() error {
+			if d.draining.Load() {
+				return errors.New("stopping")
+			}
+			select {
+			case <-d.ended:
+				return errors.New("gRPC ended")
+			default:
+				return nil
+			}
+		}},
+		{"tier_" + evict.Host.String(), func() error {
+			if !d.host.Usage().Writable {
+				return tier.ErrDegraded
+			}
+			return nil
+		}},
+	}
+}
+
+// announce says what runs, in one line, and what an operator must know of it.
+func (d *Daemon) announce() {
+	c := &d.config
+	d.log.Info("serving", "grpc", d.GRPCAddress(), "admin", d.AdminAddress(), "memory_bytes", c.MemoryBytes,
+		"metadata_bytes", c.MetadataBytes, "shards", c.Shards, "auth", string(c.Auth), "tls", c.TLSCert != "", "data", c.DataDir)
+	if c.Auth == AuthNone {
+		d.log.Warn("no authentication: everyone who can connect is an operator; set auth to token or mtls")
+	}
+	for _, w := range d.host.Warnings() {
+		d.log.Warn("host memory is slower than it could be", "detail", w)
+	}
+	if c.DataDir == "" {
+		d.log.Warn("no data directory: namespaces, grants and tokens are in memory and a restart forgets them; set data")
+	}
+}
+
+// GRPCAddress is host:port of gRPC, with the port that was taken.
+func (d *Daemon) GRPCAddress() string { return d.grpc.Addr().String() }
+
+// AdminAddress is host:port of the admin listener, "" when it is off.
+func (d *Daemon) AdminAddress() string {
+	if d.admin == nil {
+		return ""
+	}
+	return d.admin.listener.Addr().String()
+}
+
+// Wait blocks until gRPC serves no more, by Stop or by a failure, which it answers. Call Stop all the same.
+func (d *Daemon) Wait() error {
+	<-d.ended
+	return d.endErr
+}
+
+// Stop says NOT_SERVING, lets calls finish within the drain timeout or until ctx ends, and gives everything back.
+// It answers with what could not end in order. Idempotent: later calls wait for the first and answer the same.
+func (d *Daemon) Stop(ctx context.Context) error {
+	d.stop.Do(func() {
+		d.log.Info("stopping", "drain_timeout", d.config.DrainTimeout.String())
+		d.draining.Store(true)
+		drain, cancel := context.WithTimeout(ctx, d.config.DrainTimeout)
+		defer cancel()
+		err := d.server.Stop(drain)
+		<-d.ended
+		d.stopErr = errors.Join(err, d.release(ctx))
+		d.log.Info("stopped", "clean", d.stopErr == nil)
+	})
+	return d.stopErr
+}
+
+// release gives back what was begun, in the reverse order; what was not begun is nil.
+func (d *Daemon) release(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	defer cancel()
+	var errs []error
+	end := func(what string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", what, err))
+		}
+	}
+	if d.server != nil {
+		end("stop server", d.server.Stop(ctx)) // after Stop: nothing to do
+	}
+	if d.store != nil {
+		end("close store", d.store.Close(ctx))
+	}
+	if d.registry != nil {
+		end("close registry", d.registry.Close())
+	}
+	end("send traces", d.tracing.stop(ctx))
+	if d.admin != nil {
+		end("stop admin listener", d.admin.stop(ctx))
+	}
+	return errors.Join(errs...)
+}

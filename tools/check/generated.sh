@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The committed Go of proto/ equals what buf generates now. BUF may name the command that runs buf.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+scratch="$(mktemp -d)"
+trap 'rm -rf "$scratch"' EXIT
+BUF="${BUF:-go tool -modfile=tools/buf/go.mod buf}"
+$BUF generate -o "$scratch"
+for made in "$scratch"/proto/quire/v1/*.pb.go; do
+  kept="proto/quire/v1/$(basename "$made")"
+  if ! cmp -s "$made" "$kept"; then
+    echo "$kept is not what buf generates; run: make proto" >&2
+    exit 1
+  fi
+done
+for kept in proto/quire/v1/*.pb.go; do
+  if [ ! -e "$scratch/$kept" ]; then
+    echo "$kept comes from no .proto any more; delete it" >&2
+    exit 1
+  fi
+done
