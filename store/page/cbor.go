@@ -1,9 +1,6 @@
 package page
 
-import (
-	"encoding/binary"
-	"math/bits"
-)
+import "encoding/binary"
 
 // The part of canonical CBOR (RFC 8949 section 4.2.1) that vLLM's block hashes use: definite lengths, shortest heads.
 const (
@@ -58,10 +55,10 @@ func appendTokens(dst []byte, tokens []uint32) []byte {
 			at = len(appendHead(dst[:at], cborUint, uint64(t)))
 			continue
 		}
-		wide := -((16 - bits.Len32(t)) >> 63) // 1 above 0xffff
-		word := uint64(0x19+wide)<<56 | uint64(t)<<(40-16*wide)
-		binary.BigEndian.PutUint64(dst[at:at+8], word)
-		at += 3 + 2*wide
+		wide := uint64(0xffff-int64(t)) >> 63 // 1 above 0xffff
+		word := (0x19+wide)<<56 | uint64(t)<<((40-16*wide)&63)
+		binary.BigEndian.PutUint64(dst[at:], word)
+		at += int(3 + 2*wide)
 	}
 	return dst[:at]
 }

@@ -3,6 +3,7 @@ package page
 import (
 	"crypto/sha256"
 	"fmt"
+	"hash"
 	"unicode/utf8"
 
 	"github.com/zeebo/xxh3"
@@ -91,12 +92,14 @@ type VLLMChain struct {
 	contract VLLMContract
 	none     []byte
 	req      VLLMRequest
-	block    int // of the tokens in buf
-	tokens   int // in buf
-	image    int // first that may overlap the block
-	parentAt int // of the digest in buf
-	headEnd  int // of the head of the tokens
+	block    int  // of the tokens in buf
+	tokens   int  // in buf
+	image    int  // first that may overlap the block
+	parentAt int  // of the digest in buf
+	headEnd  int  // of the head of the tokens
+	plain    bool // no block of the request has extra keys
 	buf      []byte
+	sha      hash.Hash // reused: a new one for each link costs a tenth of it
 }
 
 // NewVLLMChain makes a chain at the root of a plain request.
@@ -111,7 +114,7 @@ func NewVLLMChain(c VLLMContract) (*VLLMChain, error) {
 		return nil, fmt.Errorf("vllm chain: seed is not UTF-8: %w", ErrInvalid)
 	}
 	n := c.Algorithm.HashBytes()
-	v := &VLLMChain{contract: c, none: c.Algorithm.NoneHash(c.Seed)}
+	v := &VLLMChain{contract: c, none: c.Algorithm.NoneHash(c.Seed), plain: true, sha: sha256.New()}
 	v.buf = make([]byte, 0, 16+n+cborMaxUint32*c.BlockTokens+cborSlack+256)
 	v.buf = appendHead(append(v.buf, cborArray|3), cborBytes, uint64(n))
 	v.parentAt = len(v.buf)
@@ -135,6 +138,7 @@ func (v *VLLMChain) Reset(r VLLMRequest) error {
 	copy(v.buf[v.parentAt:], parent)
 	v.buf = v.buf[:v.headEnd]
 	v.req, v.block, v.tokens, v.image = r, r.FirstBlock, 0, 0
+	v.plain = r.LoRA == nil && r.CacheSalt == "" && len(r.Images) == 0 && len(r.EmbedDigests) == 0
 	return nil
 }
 
@@ -169,8 +173,18 @@ func (v *VLLMChain) Append(dst []byte, tokens []uint32) []byte {
 
 // link appends the digest of the block in buf and makes it the parent of the next.
 func (v *VLLMChain) link(dst []byte) []byte {
-	v.buf = v.appendExtra(v.buf)
-	dst = v.contract.Algorithm.append(dst, v.buf)
+	if v.plain {
+		v.buf = append(v.buf, cborNull)
+	} else {
+		v.buf = v.appendExtra(v.buf)
+	}
+	if v.contract.Algorithm == SHA256CBOR {
+		v.sha.Reset()
+		v.sha.Write(v.buf)
+		dst = v.sha.Sum(dst)
+	} else {
+		dst = v.contract.Algorithm.append(dst, v.buf)
+	}
 	copy(v.buf[v.parentAt:], dst[len(dst)-v.contract.Algorithm.HashBytes():])
 	v.buf = v.buf[:v.headEnd]
 	v.block, v.tokens = v.block+1, 0
