@@ -50,13 +50,13 @@ func (a *app) benchOne(name, short, long string) *cobra.Command {
 	f := cmd.Flags()
 	f.IntVar(&o.Rounds, "rounds", 0, "`number` of measured rounds, after one that is not (default 5; hash 25)")
 	if name != "hash" {
-		f.IntVar(&o.Resident, "resident", 0, "`number` of pages in the store (default 1024; exists 1000, index 4000000)")
+		f.IntVar(&o.Resident, "resident", 0, "`number` of pages in the store (default 1024; publish 2048, exists 1000, index 4000000)")
 		f.DurationVar(&o.Duration, "duration", 0, "`time` of one round (default 2s)")
 	}
 	if name != "hash" && name != "index" {
 		f.IntVar(&o.PageBytes, "page-bytes", 0, "`number` of payload bytes of a page (default 1 MiB; exists 4 KiB)")
 		f.IntVar(&o.InFlight, "in-flight", 0, "`number` of calls at once (default 8; publish 1)")
-		f.IntVar(&o.Batch, "batch", 0, "`number` of pages or keys of one call (default 1; publish 8, exists 128)")
+		f.IntVar(&o.Batch, "batch", 0, "`number` of pages or keys of one call (default 1; publish 16, exists 128)")
 		f.StringVar(&o.ProfileDir, "profile", "", "write CPU profiles into this `directory`: client.pprof, and server.pprof where there are two processes")
 	}
 	remote := false

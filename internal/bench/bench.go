@@ -37,8 +37,8 @@ func optionf(format string, args ...any) error { return OptionError(fmt.Sprintf(
 type Options struct {
 	PageBytes int           // payload of one page, a multiple of 4 KiB; default 1 MiB, exists 4 KiB
 	InFlight  int           // calls at once; default 8, publish 1
-	Batch     int           // pages of one call; default 1, publish 8, exists 128 keys
-	Resident  int           // pages in the store; default 1,024, exists 1,000, index 4,000,000
+	Batch     int           // pages of one call; default 1, publish 16, exists 128 keys
+	Resident  int           // pages in the store; default 1,024, publish 2,048, exists 1,000, index 4,000,000
 	Duration  time.Duration // of one measured round; default 2 s
 	Rounds    int           // measured; default 5, hash 25, after one that is not
 
@@ -104,8 +104,8 @@ func benches() map[string]func(context.Context, *Options) ([]Figure, error) {
 func (o *Options) fill(name string) {
 	setDefault(&o.PageBytes, map[string]int{"exists": pageUnit}[name], 1<<20)
 	setDefault(&o.InFlight, map[string]int{"publish": 1}[name], 8)
-	setDefault(&o.Batch, map[string]int{"publish": 8, "exists": 128}[name], 1)
-	setDefault(&o.Resident, map[string]int{"exists": 1000, "index": 4_000_000}[name], 1024)
+	setDefault(&o.Batch, map[string]int{"publish": 16, "exists": 128}[name], 1)
+	setDefault(&o.Resident, map[string]int{"publish": 2048, "exists": 1000, "index": 4_000_000}[name], 1024)
 	setDefault(&o.Duration, 2*time.Second, 0)
 	setDefault(&o.Rounds, map[string]int{"hash": 25}[name], 5)
 	setDefault(&o.arena, arenaBytes, 0)

@@ -123,7 +123,7 @@ func (d *Driver) take(c tier.Class, n int64, o tier.Owner) (tier.Region, error) 
 		s.unlink()
 	}
 	d.removeEmpty(s)
-	if cl.free == len(cl.newest.slots)/2 && mixed(c) {
+	if cl.free == len(cl.newest.slots)/2 && mixed(c) && d.room() > cl.nextBytes { // a full tier wakes nobody
 		d.wanted = cl
 		d.wakePopulator()
 	}
