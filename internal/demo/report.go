@@ -24,6 +24,7 @@ type Report struct {
 
 	shape namespace.Shape
 	flops float64
+	seen  map[uint64]struct{} // blocks of the trace so far; nil beyond maxSeen
 }
 
 // Machine is where it ran.
@@ -48,6 +49,7 @@ type Replay struct {
 	PagesLookedUp   uint64            `json:"pages_looked_up"`
 	PagesHit        uint64            `json:"pages_hit"`
 	PageHitRate     float64           `json:"page_hit_rate"`
+	PagesSeenBefore uint64            `json:"pages_seen_before"` // what a store without bound would have hit; 0 beyond maxSeen
 	TokensAsked     uint64            `json:"tokens_asked"`
 	TokensHit       uint64            `json:"tokens_hit"`
 	TokenHitRate    float64           `json:"token_hit_rate"`
@@ -97,7 +99,26 @@ func newReport(o *Options, w *world) *Report {
 		Model: Model{
 			Name: modelName, PageTokens: replay.BlockTokens, StoredPageBytes: stored, RealPageBytes: stored * scale, PayloadScale: scale,
 		},
-		Store: Store{MemoryBytes: o.MemoryBytes}, shape: shape70B(), flops: o.FLOPS,
+		Store: Store{MemoryBytes: o.MemoryBytes}, shape: shape70B(), flops: o.FLOPS, seen: map[uint64]struct{}{},
+	}
+}
+
+// maxSeen bounds the memory for PagesSeenBefore: about 40 MB.
+const maxSeen = 1 << 20
+
+// seenBefore is the leading blocks that an earlier request had, which a store without bound would have served.
+func (r *Report) seenBefore(blocks []uint64) {
+	if r.seen == nil || len(r.seen)+len(blocks) > maxSeen {
+		r.seen, r.Replay.PagesSeenBefore = nil, 0
+		return
+	}
+	leading := true
+	for _, b := range blocks {
+		_, ok := r.seen[b]
+		if leading = leading && ok; leading {
+			r.Replay.PagesSeenBefore++
+		}
+		r.seen[b] = struct{}{}
 	}
 }
 
@@ -107,6 +128,7 @@ func (r *Report) request(q *replay.Request, hit int) {
 	p.Requests++
 	p.PagesLookedUp += uint64(len(q.FullBlocks()))
 	p.PagesHit += uint64(hit)
+	r.seenBefore(q.FullBlocks())
 	p.TokensAsked += uint64(q.InputTokens)
 	p.TokensHit += uint64(hit * replay.BlockTokens)
 	r.Saved.PrefillFLOPs += r.shape.FLOPs(uint64(hit * replay.BlockTokens))

@@ -17,7 +17,11 @@ func (r *Report) Write(out io.Writer) error {
 	p := &r.Replay
 	w.add("requests", "%s", humanize.Comma(int64(p.Requests)))
 	w.add("pages looked up", "%s", humanize.Comma(int64(p.PagesLookedUp)))
-	w.add("hit rate", "%.1f %% of pages, %.1f %% of tokens", 100*p.PageHitRate, 100*p.TokenHitRate)
+	unbounded := ""
+	if p.PagesSeenBefore > 0 {
+		unbounded = fmt.Sprintf(" (a store without bound: %.1f %% of pages)", 100*share(p.PagesSeenBefore, p.PagesLookedUp))
+	}
+	w.add("hit rate", "%.1f %% of pages, %.1f %% of tokens%s", 100*p.PageHitRate, 100*p.TokenHitRate, unbounded)
 	w.add("stored by", "%s", counts(p.PagesStoredByTP))
 	w.add("read by", "%s", counts(p.PagesReadByTP))
 	if len(p.NotPublished) > 0 {
