@@ -68,25 +68,48 @@ func (t *nameTable) principal(p core.Principal) string {
 	return ""
 }
 
-// Provenance gives a canonical provenance a number, the same within a boot; 0 when the table (65,535) is full.
+// Provenance gives a canonical provenance a number, the same within a boot; 0 when the table (65,535) is full. Whoever
+// has the number finds it accepted where it is: it is told only once every namespace knows it.
 func (s *Store) Provenance(canonical []byte) uint16 {
 	t := &s.names
-	t.mu.RLock()
-	p, ok := t.provs[string(canonical)]
-	t.mu.RUnlock()
-	if ok {
+	if p := t.numberOf(canonical); p != 0 {
 		return p
 	}
+	s.spaces.change.Lock()
+	defer s.spaces.change.Unlock()
+	if p := t.numberOf(canonical); p != 0 {
+		return p
+	}
+	p := t.reserve(canonical)
+	if p == 0 {
+		return 0
+	}
+	for _, sp := range s.spaces.all() {
+		if sp.State.Life != core.Retired {
+			s.setNamespace(sp.Namespace)
+		}
+	}
 	t.mu.Lock()
-	if p, ok = t.provs[string(canonical)]; !ok && len(t.byProv) <= math.MaxUint16 {
-		p = uint16(len(t.byProv))
-		t.provs[string(canonical)], t.byProv = p, append(t.byProv, string(canonical))
-	}
+	t.provs[string(canonical)] = p
 	t.mu.Unlock()
-	if p != 0 {
-		s.provenanceAdded()
-	}
 	return p
+}
+
+func (t *nameTable) numberOf(canonical []byte) uint16 {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.provs[string(canonical)]
+}
+
+// reserve takes the next number for a provenance, which numberOf does not tell yet.
+func (t *nameTable) reserve(canonical []byte) uint16 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.byProv) > math.MaxUint16 {
+		return 0
+	}
+	t.byProv = append(t.byProv, string(canonical))
+	return uint16(len(t.byProv) - 1)
 }
 
 func (t *nameTable) provenance(p uint16) string {

@@ -130,17 +130,6 @@ func (s *Store) accepted(accepts func([]byte) bool) []uint64 {
 	return bits
 }
 
-// provenanceAdded tells every namespace whether it accepts the newcomer.
-func (s *Store) provenanceAdded() {
-	s.spaces.change.Lock()
-	defer s.spaces.change.Unlock()
-	for _, sp := range s.spaces.all() {
-		if sp.State.Life != core.Retired {
-			s.setNamespace(sp.Namespace)
-		}
-	}
-}
-
 // accepts says whether a caller of this provenance may read; 0 is a caller that states none.
 func (sp *space) accepts(p uint16) bool {
 	i := int(p)
