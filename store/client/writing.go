@@ -96,6 +96,11 @@ func (w *writing) commit(ctx context.Context) error {
 	if len(asked) == 0 {
 		return nil
 	}
+	// The session's end cancels ctx a moment later, on a goroutine of its own: what ended before the fences were asked
+	// must not slip through.
+	if cause := context.Cause(w.p.s.ctx); cause != nil {
+		return cause
+	}
 	r, err := repeated(ctx, w.p.s.c, func(ctx context.Context, pc quirev1.PageServiceClient) (*quirev1.CommitPublishResponse, error) {
 		return pc.CommitPublish(ctx, req)
 	})
