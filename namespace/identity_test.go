@@ -229,7 +229,7 @@ func TestCase_C72_OtherSeedIsLoud(t *testing.T) {
 	if _, err := r.Open(ctx, operator, "third", seed(1)); err != nil {
 		t.Errorf("another tenant is no sibling: %v", err)
 	}
-	if err := r.AllowFork(ctx, engine, first.Namespace.ID); !errors.Is(err, reason.Unauthorized) {
+	if _, err := r.AllowFork(ctx, engine, first.Namespace.ID); !errors.Is(err, reason.Unauthorized) {
 		t.Errorf("an engine allowed its own fork: %v", err)
 	}
 	clock.advance(61 * 60 * 1e9)
@@ -239,7 +239,7 @@ func TestCase_C72_OtherSeedIsLoud(t *testing.T) {
 	if !refused(base) {
 		t.Error("the earlier contract came back beside the later one in use")
 	}
-	if err := r.AllowFork(ctx, operator, first.Namespace.ID); err != nil {
+	if _, err := r.AllowFork(ctx, operator, first.Namespace.ID); err != nil {
 		t.Fatal(err)
 	}
 	if refused(base) || refused(seed(2)) {
@@ -324,7 +324,8 @@ func TestCase_C53_StrangersLearnNothing(t *testing.T) {
 			add(r.SetPolicy(ctx, by, id, namespace.Policy{}))
 			add(r.SetState(ctx, by, id, namespace.Draining))
 			add(r.Purge(ctx, by, id))
-			return append(out, fmt.Sprint(r.AllowFork(ctx, by, id)))
+			_, err := r.AllowFork(ctx, by, id)
+			return append(out, fmt.Sprint(err))
 		}
 		got, want := answers(real), answers(page.NamespaceID{1})
 		if !slices.Equal(got, want) {

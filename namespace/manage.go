@@ -240,8 +240,8 @@ func (r *Registry) Purge(ctx context.Context, by Principal, id page.NamespaceID)
 
 // AllowFork lets the tenant open namespaces whose hash contract differs from that of sibling id, and id beside them.
 // Operators only.
-func (r *Registry) AllowFork(ctx context.Context, by Principal, id page.NamespaceID) error {
-	_, err := r.update(ctx, by, id, func(_ *change, n *Namespace, _ []*Namespace) (*Namespace, *Refusal) {
+func (r *Registry) AllowFork(ctx context.Context, by Principal, id page.NamespaceID) (*Namespace, error) {
+	return r.update(ctx, by, id, func(_ *change, n *Namespace, _ []*Namespace) (*Namespace, *Refusal) {
 		if refused := onlyOperator(by); refused != nil || n.AllowFork {
 			return nil, refused
 		}
@@ -249,7 +249,6 @@ func (r *Registry) AllowFork(ctx context.Context, by Principal, id page.Namespac
 		next.AllowFork = true
 		return next, nil
 	})
-	return err
 }
 
 // Used records that sessions use these namespaces now; written at most once in five minutes for each. Those that are

@@ -24,6 +24,7 @@ func (a *app) nsCommand() *cobra.Command {
 	cmd.AddCommand(
 		a.nsExampleCommand(), a.nsOpenCommand(), a.nsListCommand(), a.nsShowCommand(), a.nsDiffCommand(), a.nsWaiveCommand(),
 		a.nsRevokeWaiverCommand(), a.nsGrantCommand(), a.nsRevokeGrantCommand(), a.nsPolicyCommand(),
+		a.nsAllowForkCommand(),
 		a.nsDrainCommand(), a.nsRetireCommand(), a.nsPurgeCommand(),
 	)
 	return cmd
@@ -246,6 +247,14 @@ func (a *app) nsPurgeCommand() *cobra.Command {
 	return a.change("purge ID", "Begin a new epoch: every page goes, the namespace stays", "  quire ns purge 3f9a", []string{"ID"},
 		func(ctx context.Context, r *remote, n *quirev1.Namespace, _ []string) (*quirev1.Namespace, error) {
 			answer, err := r.namespaces.Purge(ctx, &quirev1.PurgeRequest{Id: n.GetId()})
+			return answer.GetNamespace(), err
+		})
+}
+
+func (a *app) nsAllowForkCommand() *cobra.Command {
+	return a.change("allow-fork ID", "Let namespaces be opened that differ from this one in their hash contract alone", "  quire ns allow-fork 3f9a", []string{"ID"},
+		func(ctx context.Context, r *remote, n *quirev1.Namespace, _ []string) (*quirev1.Namespace, error) {
+			answer, err := r.namespaces.AllowFork(ctx, &quirev1.AllowForkRequest{Id: n.GetId()})
 			return answer.GetNamespace(), err
 		})
 }

@@ -235,6 +235,14 @@ func (s namespaceService) Purge(ctx context.Context, r *quirev1.PurgeRequest) (*
 	return &quirev1.PurgeResponse{Namespace: ns}, err
 }
 
+// AllowFork lets a sibling with another hash contract be opened.
+func (s namespaceService) AllowFork(ctx context.Context, r *quirev1.AllowForkRequest) (*quirev1.AllowForkResponse, error) {
+	ns, err := s.change(ctx, r.Id, func(who namespace.Principal, id page.NamespaceID) (*namespace.Namespace, error) {
+		return s.node.registry.AllowFork(ctx, who, id)
+	})
+	return &quirev1.AllowForkResponse{Namespace: ns}, err
+}
+
 func siblingsToProto(siblings []namespace.Sibling) []*quirev1.Sibling {
 	out := make([]*quirev1.Sibling, len(siblings))
 	for i, s := range siblings {

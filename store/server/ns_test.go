@@ -1,6 +1,8 @@
 package server_test
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"testing"
 	"time"
@@ -75,6 +77,32 @@ func TestSpecRefused(t *testing.T) {
 	}
 	_, err := p.ns.Open(ctx(t), &quirev1.OpenRequest{Spec: string(make([]byte, 1<<20))})
 	is(t, err, reason.LimitExceeded)
+}
+
+// A hash seed of its own is refused, loudly, until an operator says that the fork is meant.
+func TestCase_C72_ForkUntilAllowed(t *testing.T) {
+	s := engineSpace(t, server.Limits{})
+	op := s.w.as("ops", namespace.RoleOperator)
+	spec, err := namespace.Parse([]byte(specText("w", "1")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec.Hash.Seed, spec.Hash.Probe = namespace.DigestOf([]byte("seed")), namespace.DigestOf([]byte("its chain"))
+	text, err := json.Marshal(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.peer.ns.Open(ctx(t), &quirev1.OpenRequest{Spec: string(text)})
+	is(t, err, reason.HashContractFork)
+	_, err = s.peer.ns.AllowFork(ctx(t), &quirev1.AllowForkRequest{Id: s.ref.Id})
+	is(t, err, reason.Unauthorized)
+	if _, err := op.ns.AllowFork(ctx(t), &quirev1.AllowForkRequest{Id: s.ref.Id}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.peer.ns.Open(ctx(t), &quirev1.OpenRequest{Spec: string(text)})
+	if err != nil || bytes.Equal(got.Namespace.Id, s.ref.Id) {
+		t.Errorf("after it was allowed: %v %v", got.GetNamespace(), err)
+	}
 }
 
 // A draining namespace is read, not written; a retired one is neither, and opening it again begins another life.

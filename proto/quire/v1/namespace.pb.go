@@ -2116,6 +2116,94 @@ func (x *PurgeResponse) GetNamespace() *Namespace {
 	return nil
 }
 
+type AllowForkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            []byte                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllowForkRequest) Reset() {
+	*x = AllowForkRequest{}
+	mi := &file_quire_v1_namespace_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllowForkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllowForkRequest) ProtoMessage() {}
+
+func (x *AllowForkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_namespace_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllowForkRequest.ProtoReflect.Descriptor instead.
+func (*AllowForkRequest) Descriptor() ([]byte, []int) {
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *AllowForkRequest) GetId() []byte {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+type AllowForkResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllowForkResponse) Reset() {
+	*x = AllowForkResponse{}
+	mi := &file_quire_v1_namespace_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllowForkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllowForkResponse) ProtoMessage() {}
+
+func (x *AllowForkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_namespace_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllowForkResponse.ProtoReflect.Descriptor instead.
+func (*AllowForkResponse) Descriptor() ([]byte, []int) {
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *AllowForkResponse) GetNamespace() *Namespace {
+	if x != nil {
+		return x.Namespace
+	}
+	return nil
+}
+
 type WatchRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2124,7 +2212,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[34]
+	mi := &file_quire_v1_namespace_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2136,7 +2224,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[34]
+	mi := &file_quire_v1_namespace_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2149,7 +2237,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{34}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{36}
 }
 
 type WatchResponse struct {
@@ -2161,7 +2249,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[35]
+	mi := &file_quire_v1_namespace_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2173,7 +2261,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[35]
+	mi := &file_quire_v1_namespace_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2186,7 +2274,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{35}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WatchResponse) GetNamespace() *Namespace {
@@ -2336,6 +2424,10 @@ const file_quire_v1_namespace_proto_rawDesc = "" +
 	"\fPurgeRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\"B\n" +
 	"\rPurgeResponse\x121\n" +
+	"\tnamespace\x18\x01 \x01(\v2\x13.quire.v1.NamespaceR\tnamespace\"\"\n" +
+	"\x10AllowForkRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\fR\x02id\"F\n" +
+	"\x11AllowForkResponse\x121\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x13.quire.v1.NamespaceR\tnamespace\"\x0e\n" +
 	"\fWatchRequest\"B\n" +
 	"\rWatchResponse\x121\n" +
@@ -2349,7 +2441,7 @@ const file_quire_v1_namespace_proto_rawDesc = "" +
 	"GrantRight\x12\x1b\n" +
 	"\x17GRANT_RIGHT_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10GRANT_RIGHT_READ\x10\x01\x12\x1c\n" +
-	"\x18GRANT_RIGHT_READ_PUBLISH\x10\x022\xf3\x06\n" +
+	"\x18GRANT_RIGHT_READ_PUBLISH\x10\x022\xb9\a\n" +
 	"\x10NamespaceService\x125\n" +
 	"\x04Open\x12\x15.quire.v1.OpenRequest\x1a\x16.quire.v1.OpenResponse\x12D\n" +
 	"\tNegotiate\x12\x1a.quire.v1.NegotiateRequest\x1a\x1b.quire.v1.NegotiateResponse\x122\n" +
@@ -2363,7 +2455,8 @@ const file_quire_v1_namespace_proto_rawDesc = "" +
 	"\tSetPolicy\x12\x1a.quire.v1.SetPolicyRequest\x1a\x1b.quire.v1.SetPolicyResponse\x128\n" +
 	"\x05Drain\x12\x16.quire.v1.DrainRequest\x1a\x17.quire.v1.DrainResponse\x12;\n" +
 	"\x06Retire\x12\x17.quire.v1.RetireRequest\x1a\x18.quire.v1.RetireResponse\x128\n" +
-	"\x05Purge\x12\x16.quire.v1.PurgeRequest\x1a\x17.quire.v1.PurgeResponse\x12:\n" +
+	"\x05Purge\x12\x16.quire.v1.PurgeRequest\x1a\x17.quire.v1.PurgeResponse\x12D\n" +
+	"\tAllowFork\x12\x1a.quire.v1.AllowForkRequest\x1a\x1b.quire.v1.AllowForkResponse\x12:\n" +
 	"\x05Watch\x12\x16.quire.v1.WatchRequest\x1a\x17.quire.v1.WatchResponse0\x01B2Z0github.com/quire-kv/quire/proto/quire/v1;quirev1b\x06proto3"
 
 var (
@@ -2379,7 +2472,7 @@ func file_quire_v1_namespace_proto_rawDescGZIP() []byte {
 }
 
 var file_quire_v1_namespace_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_quire_v1_namespace_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_quire_v1_namespace_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_quire_v1_namespace_proto_goTypes = []any{
 	(NamespaceState)(0),           // 0: quire.v1.NamespaceState
 	(GrantRight)(0),               // 1: quire.v1.GrantRight
@@ -2417,38 +2510,40 @@ var file_quire_v1_namespace_proto_goTypes = []any{
 	(*RetireResponse)(nil),        // 33: quire.v1.RetireResponse
 	(*PurgeRequest)(nil),          // 34: quire.v1.PurgeRequest
 	(*PurgeResponse)(nil),         // 35: quire.v1.PurgeResponse
-	(*WatchRequest)(nil),          // 36: quire.v1.WatchRequest
-	(*WatchResponse)(nil),         // 37: quire.v1.WatchResponse
-	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
-	(*Difference)(nil),            // 40: quire.v1.Difference
-	(Reason)(0),                   // 41: quire.v1.Reason
+	(*AllowForkRequest)(nil),      // 36: quire.v1.AllowForkRequest
+	(*AllowForkResponse)(nil),     // 37: quire.v1.AllowForkResponse
+	(*WatchRequest)(nil),          // 38: quire.v1.WatchRequest
+	(*WatchResponse)(nil),         // 39: quire.v1.WatchResponse
+	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
+	(*Difference)(nil),            // 42: quire.v1.Difference
+	(Reason)(0),                   // 43: quire.v1.Reason
 }
 var file_quire_v1_namespace_proto_depIdxs = []int32{
 	0,  // 0: quire.v1.Namespace.state:type_name -> quire.v1.NamespaceState
 	7,  // 1: quire.v1.Namespace.waivers:type_name -> quire.v1.Waiver
 	6,  // 2: quire.v1.Namespace.grants:type_name -> quire.v1.NamespaceGrant
 	5,  // 3: quire.v1.Namespace.policy:type_name -> quire.v1.NamespacePolicy
-	38, // 4: quire.v1.Namespace.created:type_name -> google.protobuf.Timestamp
-	38, // 5: quire.v1.Namespace.last_use:type_name -> google.protobuf.Timestamp
+	40, // 4: quire.v1.Namespace.created:type_name -> google.protobuf.Timestamp
+	40, // 5: quire.v1.Namespace.last_use:type_name -> google.protobuf.Timestamp
 	3,  // 6: quire.v1.Namespace.groups:type_name -> quire.v1.Group
 	4,  // 7: quire.v1.Namespace.usage:type_name -> quire.v1.NamespaceUsage
-	38, // 8: quire.v1.NamespaceUsage.last_write:type_name -> google.protobuf.Timestamp
-	39, // 9: quire.v1.NamespacePolicy.default_expiry:type_name -> google.protobuf.Duration
+	40, // 8: quire.v1.NamespaceUsage.last_write:type_name -> google.protobuf.Timestamp
+	41, // 9: quire.v1.NamespacePolicy.default_expiry:type_name -> google.protobuf.Duration
 	1,  // 10: quire.v1.NamespaceGrant.right:type_name -> quire.v1.GrantRight
-	38, // 11: quire.v1.Waiver.expiry:type_name -> google.protobuf.Timestamp
+	40, // 11: quire.v1.Waiver.expiry:type_name -> google.protobuf.Timestamp
 	0,  // 12: quire.v1.Sibling.state:type_name -> quire.v1.NamespaceState
-	40, // 13: quire.v1.Sibling.differences:type_name -> quire.v1.Difference
+	42, // 13: quire.v1.Sibling.differences:type_name -> quire.v1.Difference
 	2,  // 14: quire.v1.OpenResponse.namespace:type_name -> quire.v1.Namespace
 	8,  // 15: quire.v1.OpenResponse.siblings:type_name -> quire.v1.Sibling
-	41, // 16: quire.v1.NegotiateResponse.reason:type_name -> quire.v1.Reason
+	43, // 16: quire.v1.NegotiateResponse.reason:type_name -> quire.v1.Reason
 	8,  // 17: quire.v1.NegotiateResponse.siblings:type_name -> quire.v1.Sibling
 	2,  // 18: quire.v1.GetResponse.namespace:type_name -> quire.v1.Namespace
 	2,  // 19: quire.v1.ListResponse.namespaces:type_name -> quire.v1.Namespace
 	18, // 20: quire.v1.DiffRequest.a:type_name -> quire.v1.DiffSide
 	18, // 21: quire.v1.DiffRequest.b:type_name -> quire.v1.DiffSide
-	40, // 22: quire.v1.DiffResponse.differences:type_name -> quire.v1.Difference
-	39, // 23: quire.v1.WaiveRequest.lifetime:type_name -> google.protobuf.Duration
+	42, // 22: quire.v1.DiffResponse.differences:type_name -> quire.v1.Difference
+	41, // 23: quire.v1.WaiveRequest.lifetime:type_name -> google.protobuf.Duration
 	2,  // 24: quire.v1.WaiveResponse.namespace:type_name -> quire.v1.Namespace
 	2,  // 25: quire.v1.RevokeWaiverResponse.namespace:type_name -> quire.v1.Namespace
 	1,  // 26: quire.v1.GrantRequest.right:type_name -> quire.v1.GrantRight
@@ -2459,40 +2554,43 @@ var file_quire_v1_namespace_proto_depIdxs = []int32{
 	2,  // 31: quire.v1.DrainResponse.namespace:type_name -> quire.v1.Namespace
 	2,  // 32: quire.v1.RetireResponse.namespace:type_name -> quire.v1.Namespace
 	2,  // 33: quire.v1.PurgeResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 34: quire.v1.WatchResponse.namespace:type_name -> quire.v1.Namespace
-	9,  // 35: quire.v1.NamespaceService.Open:input_type -> quire.v1.OpenRequest
-	11, // 36: quire.v1.NamespaceService.Negotiate:input_type -> quire.v1.NegotiateRequest
-	13, // 37: quire.v1.NamespaceService.Get:input_type -> quire.v1.GetRequest
-	15, // 38: quire.v1.NamespaceService.List:input_type -> quire.v1.ListRequest
-	17, // 39: quire.v1.NamespaceService.Diff:input_type -> quire.v1.DiffRequest
-	20, // 40: quire.v1.NamespaceService.Waive:input_type -> quire.v1.WaiveRequest
-	22, // 41: quire.v1.NamespaceService.RevokeWaiver:input_type -> quire.v1.RevokeWaiverRequest
-	24, // 42: quire.v1.NamespaceService.Grant:input_type -> quire.v1.GrantRequest
-	26, // 43: quire.v1.NamespaceService.RevokeGrant:input_type -> quire.v1.RevokeGrantRequest
-	28, // 44: quire.v1.NamespaceService.SetPolicy:input_type -> quire.v1.SetPolicyRequest
-	30, // 45: quire.v1.NamespaceService.Drain:input_type -> quire.v1.DrainRequest
-	32, // 46: quire.v1.NamespaceService.Retire:input_type -> quire.v1.RetireRequest
-	34, // 47: quire.v1.NamespaceService.Purge:input_type -> quire.v1.PurgeRequest
-	36, // 48: quire.v1.NamespaceService.Watch:input_type -> quire.v1.WatchRequest
-	10, // 49: quire.v1.NamespaceService.Open:output_type -> quire.v1.OpenResponse
-	12, // 50: quire.v1.NamespaceService.Negotiate:output_type -> quire.v1.NegotiateResponse
-	14, // 51: quire.v1.NamespaceService.Get:output_type -> quire.v1.GetResponse
-	16, // 52: quire.v1.NamespaceService.List:output_type -> quire.v1.ListResponse
-	19, // 53: quire.v1.NamespaceService.Diff:output_type -> quire.v1.DiffResponse
-	21, // 54: quire.v1.NamespaceService.Waive:output_type -> quire.v1.WaiveResponse
-	23, // 55: quire.v1.NamespaceService.RevokeWaiver:output_type -> quire.v1.RevokeWaiverResponse
-	25, // 56: quire.v1.NamespaceService.Grant:output_type -> quire.v1.GrantResponse
-	27, // 57: quire.v1.NamespaceService.RevokeGrant:output_type -> quire.v1.RevokeGrantResponse
-	29, // 58: quire.v1.NamespaceService.SetPolicy:output_type -> quire.v1.SetPolicyResponse
-	31, // 59: quire.v1.NamespaceService.Drain:output_type -> quire.v1.DrainResponse
-	33, // 60: quire.v1.NamespaceService.Retire:output_type -> quire.v1.RetireResponse
-	35, // 61: quire.v1.NamespaceService.Purge:output_type -> quire.v1.PurgeResponse
-	37, // 62: quire.v1.NamespaceService.Watch:output_type -> quire.v1.WatchResponse
-	49, // [49:63] is the sub-list for method output_type
-	35, // [35:49] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	2,  // 34: quire.v1.AllowForkResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 35: quire.v1.WatchResponse.namespace:type_name -> quire.v1.Namespace
+	9,  // 36: quire.v1.NamespaceService.Open:input_type -> quire.v1.OpenRequest
+	11, // 37: quire.v1.NamespaceService.Negotiate:input_type -> quire.v1.NegotiateRequest
+	13, // 38: quire.v1.NamespaceService.Get:input_type -> quire.v1.GetRequest
+	15, // 39: quire.v1.NamespaceService.List:input_type -> quire.v1.ListRequest
+	17, // 40: quire.v1.NamespaceService.Diff:input_type -> quire.v1.DiffRequest
+	20, // 41: quire.v1.NamespaceService.Waive:input_type -> quire.v1.WaiveRequest
+	22, // 42: quire.v1.NamespaceService.RevokeWaiver:input_type -> quire.v1.RevokeWaiverRequest
+	24, // 43: quire.v1.NamespaceService.Grant:input_type -> quire.v1.GrantRequest
+	26, // 44: quire.v1.NamespaceService.RevokeGrant:input_type -> quire.v1.RevokeGrantRequest
+	28, // 45: quire.v1.NamespaceService.SetPolicy:input_type -> quire.v1.SetPolicyRequest
+	30, // 46: quire.v1.NamespaceService.Drain:input_type -> quire.v1.DrainRequest
+	32, // 47: quire.v1.NamespaceService.Retire:input_type -> quire.v1.RetireRequest
+	34, // 48: quire.v1.NamespaceService.Purge:input_type -> quire.v1.PurgeRequest
+	36, // 49: quire.v1.NamespaceService.AllowFork:input_type -> quire.v1.AllowForkRequest
+	38, // 50: quire.v1.NamespaceService.Watch:input_type -> quire.v1.WatchRequest
+	10, // 51: quire.v1.NamespaceService.Open:output_type -> quire.v1.OpenResponse
+	12, // 52: quire.v1.NamespaceService.Negotiate:output_type -> quire.v1.NegotiateResponse
+	14, // 53: quire.v1.NamespaceService.Get:output_type -> quire.v1.GetResponse
+	16, // 54: quire.v1.NamespaceService.List:output_type -> quire.v1.ListResponse
+	19, // 55: quire.v1.NamespaceService.Diff:output_type -> quire.v1.DiffResponse
+	21, // 56: quire.v1.NamespaceService.Waive:output_type -> quire.v1.WaiveResponse
+	23, // 57: quire.v1.NamespaceService.RevokeWaiver:output_type -> quire.v1.RevokeWaiverResponse
+	25, // 58: quire.v1.NamespaceService.Grant:output_type -> quire.v1.GrantResponse
+	27, // 59: quire.v1.NamespaceService.RevokeGrant:output_type -> quire.v1.RevokeGrantResponse
+	29, // 60: quire.v1.NamespaceService.SetPolicy:output_type -> quire.v1.SetPolicyResponse
+	31, // 61: quire.v1.NamespaceService.Drain:output_type -> quire.v1.DrainResponse
+	33, // 62: quire.v1.NamespaceService.Retire:output_type -> quire.v1.RetireResponse
+	35, // 63: quire.v1.NamespaceService.Purge:output_type -> quire.v1.PurgeResponse
+	37, // 64: quire.v1.NamespaceService.AllowFork:output_type -> quire.v1.AllowForkResponse
+	39, // 65: quire.v1.NamespaceService.Watch:output_type -> quire.v1.WatchResponse
+	51, // [51:66] is the sub-list for method output_type
+	36, // [36:51] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_quire_v1_namespace_proto_init() }
@@ -2511,7 +2609,7 @@ func file_quire_v1_namespace_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quire_v1_namespace_proto_rawDesc), len(file_quire_v1_namespace_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   36,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

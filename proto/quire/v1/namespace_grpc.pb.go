@@ -34,6 +34,7 @@ const (
 	NamespaceService_Drain_FullMethodName        = "/quire.v1.NamespaceService/Drain"
 	NamespaceService_Retire_FullMethodName       = "/quire.v1.NamespaceService/Retire"
 	NamespaceService_Purge_FullMethodName        = "/quire.v1.NamespaceService/Purge"
+	NamespaceService_AllowFork_FullMethodName    = "/quire.v1.NamespaceService/AllowFork"
 	NamespaceService_Watch_FullMethodName        = "/quire.v1.NamespaceService/Watch"
 )
 
@@ -65,6 +66,8 @@ type NamespaceServiceClient interface {
 	Retire(ctx context.Context, in *RetireRequest, opts ...grpc.CallOption) (*RetireResponse, error)
 	// Purge begins a new epoch: all pages go, the namespace stays.
 	Purge(ctx context.Context, in *PurgeRequest, opts ...grpc.CallOption) (*PurgeResponse, error)
+	// AllowFork lets the tenant open namespaces that differ from this one in their hash contract alone. Operators.
+	AllowFork(ctx context.Context, in *AllowForkRequest, opts ...grpc.CallOption) (*AllowForkResponse, error)
 	// Watch sends every namespace the caller may see, then each change.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 }
@@ -207,6 +210,16 @@ func (c *namespaceServiceClient) Purge(ctx context.Context, in *PurgeRequest, op
 	return out, nil
 }
 
+func (c *namespaceServiceClient) AllowFork(ctx context.Context, in *AllowForkRequest, opts ...grpc.CallOption) (*AllowForkResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AllowForkResponse)
+	err := c.cc.Invoke(ctx, NamespaceService_AllowFork_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *namespaceServiceClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &NamespaceService_ServiceDesc.Streams[0], NamespaceService_Watch_FullMethodName, cOpts...)
@@ -254,6 +267,8 @@ type NamespaceServiceServer interface {
 	Retire(context.Context, *RetireRequest) (*RetireResponse, error)
 	// Purge begins a new epoch: all pages go, the namespace stays.
 	Purge(context.Context, *PurgeRequest) (*PurgeResponse, error)
+	// AllowFork lets the tenant open namespaces that differ from this one in their hash contract alone. Operators.
+	AllowFork(context.Context, *AllowForkRequest) (*AllowForkResponse, error)
 	// Watch sends every namespace the caller may see, then each change.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	mustEmbedUnimplementedNamespaceServiceServer()
@@ -304,6 +319,9 @@ func (UnimplementedNamespaceServiceServer) Retire(context.Context, *RetireReques
 }
 func (UnimplementedNamespaceServiceServer) Purge(context.Context, *PurgeRequest) (*PurgeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Purge not implemented")
+}
+func (UnimplementedNamespaceServiceServer) AllowFork(context.Context, *AllowForkRequest) (*AllowForkResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AllowFork not implemented")
 }
 func (UnimplementedNamespaceServiceServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
@@ -563,6 +581,24 @@ func _NamespaceService_Purge_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _NamespaceService_AllowFork_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AllowForkRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NamespaceServiceServer).AllowFork(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NamespaceService_AllowFork_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NamespaceServiceServer).AllowFork(ctx, req.(*AllowForkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _NamespaceService_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -632,6 +668,10 @@ var NamespaceService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Purge",
 			Handler:    _NamespaceService_Purge_Handler,
+		},
+		{
+			MethodName: "AllowFork",
+			Handler:    _NamespaceService_AllowFork_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
