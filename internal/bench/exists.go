@@ -18,7 +18,7 @@ func benchExists(ctx context.Context, o *Options) (_ []Figure, err error) {
 	if err := t.measuredFill(ctx, o, &s); err != nil {
 		return nil, err
 	}
-	asking := &asking{target: t, probes: newProbes(o.Batch, o.Resident), turn: make([]int, o.InFlight)}
+	asking := &asking{target: t, probes: newProbes(o.Batch, o.Resident, false), turn: make([]int, o.InFlight)}
 	for i := range asking.turn {
 		asking.turn[i] = i * (poolKeys / o.Batch / o.InFlight)
 	}

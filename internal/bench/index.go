@@ -39,7 +39,7 @@ func benchIndex(ctx context.Context, o *Options) ([]Figure, error) {
 	s.add("rss_per_page", "B", float64(settled().since(before).RSSBytes)/float64(o.Resident))
 	batches := []int{128, 1024}
 	for _, batch := range batches {
-		fewProbes, manyProbes := newProbes(batch, fewResident), newProbes(batch, o.Resident)
+		fewProbes, manyProbes := newProbes(batch, fewResident, true), newProbes(batch, o.Resident, true)
 		err := o.rounds(ctx, func(measured bool) error {
 			slow, _, err := few.ask(fewProbes, o.Duration/4)
 			if err != nil {

@@ -29,8 +29,10 @@ const (
 // Half of what is asked for is not there.
 const missShare = 2
 
-// probes is a pool of batches of keys, half of them stored, in random order over all that is stored: drawn before the
-// clock starts, large enough that a batch comes back only when the caches have forgotten it.
+// probes is a pool of batches of keys, half of them stored: drawn before the clock starts, large enough that a batch
+// comes back only when the caches have forgotten it. Either as an engine asks, for the pages of one prompt, of which the
+// first half is stored, in the order in which it was written; or scattered, every other key at random over all that is
+// stored, which is the worst that can be asked of an index.
 type probes struct {
 	batch int // keys
 	keys  []byte
@@ -39,17 +41,25 @@ type probes struct {
 // poolKeys is 16 MiB of them.
 const poolKeys = 1 << 19
 
-func newProbes(batch, resident int) *probes {
+func newProbes(batch, resident int, scattered bool) *probes {
 	p := &probes{batch: batch}
 	rng := rand.New(rand.NewPCG(3, uint64(batch)))
 	n := max(poolKeys/batch, 1) * batch
 	p.keys = make([]byte, 0, n*hashBytes)
+	from := uint64(0)
 	for i := range n {
-		set := uint64(storedKeys)
-		if i%batch%missShare == 1 {
+		in := i % batch
+		if in == 0 {
+			from = rng.Uint64N(uint64(resident))
+		}
+		set, key := uint64(storedKeys), (from+uint64(in))%uint64(resident)
+		if scattered {
+			key = rng.Uint64N(uint64(resident))
+		}
+		if scattered && in%missShare == 1 || !scattered && in >= p.hits() {
 			set = otherKeys
 		}
-		p.keys = appendKey(p.keys, set, rng.Uint64N(uint64(resident)))
+		p.keys = appendKey(p.keys, set, key)
 	}
 	return p
 }
