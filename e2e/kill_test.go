@@ -14,6 +14,7 @@ import (
 
 	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
 	"github.com/quire-kv/quire/store/client"
+	"github.com/quire-kv/quire/store/storetest"
 )
 
 // The environment of this test binary when it runs as a client that will be killed.
@@ -41,7 +42,7 @@ func clientMain() int {
 	}
 	fmt.Println("ready")
 	for ctx.Err() == nil {
-		hashes := chain(fmt.Sprint("shared", rand.IntN(60)), 8) // others publish and read the same chains
+		hashes := storetest.Chain(fmt.Sprint("shared", rand.IntN(60)), 8) // others publish and read the same chains
 		p, err := s.Exists(ctx, run(s, hashes), time.Second)
 		if err != nil {
 			continue
@@ -98,7 +99,7 @@ func TestCase_C58_ClientsKilledAtRandomMoments(t *testing.T) {
 	session := open(t, c, smallSpec(t))
 	served := 0
 	for i := range 60 { // what is listed can be fetched, and what was half published can be published
-		hashes := chain(fmt.Sprint("shared", i), 8)
+		hashes := storetest.Chain(fmt.Sprint("shared", i), 8)
 		p, err := session.Exists(t.Context(), run(session, hashes), 0)
 		if err != nil {
 			t.Fatal(err)

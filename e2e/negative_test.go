@@ -15,6 +15,7 @@ import (
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/client"
 	"github.com/quire-kv/quire/store/page"
+	"github.com/quire-kv/quire/store/storetest"
 )
 
 // The five negative tests that the protocol was proposed with, against a server in a process of its own, over the
@@ -39,7 +40,7 @@ func newWire(t *testing.T, address, direct, name string) *wire {
 	t.Cleanup(func() { cc.Close() })
 	s := open(t, dial(t, direct), smallSpec(t))
 	id := s.ID()
-	w := &wire{t: t, pages: quirev1.NewPageServiceClient(cc), s: s, hash: chain(name, 1)}
+	w := &wire{t: t, pages: quirev1.NewPageServiceClient(cc), s: s, hash: storetest.Chain(name, 1)}
 	prov := provenanceID(s)
 	w.ref = &quirev1.NamespaceRef{Id: id[:], Epoch: uint64(s.Epoch()), Provenance: prov[:]}
 	_, geo := group(s)

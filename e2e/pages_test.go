@@ -10,17 +10,6 @@ import (
 	"github.com/quire-kv/quire/store/page"
 )
 
-// chain is n packed hashes that name tells apart.
-func chain(name string, n int) []byte {
-	var out []byte
-	prev := sha256.Sum256([]byte(name))
-	for range n {
-		prev = sha256.Sum256(prev[:])
-		out = append(out, prev[:]...)
-	}
-	return out
-}
-
 // group is the only group of a session's namespace.
 func group(s *client.Session) (g page.GroupID, geo client.Geometry) {
 	g = page.GroupID(s.Namespace().GetGroups()[0].GetId())

@@ -11,6 +11,7 @@ import (
 	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/client"
+	"github.com/quire-kv/quire/store/storetest"
 )
 
 func TestCase_C24_KilledAndStartedAgain(t *testing.T) {
@@ -18,7 +19,7 @@ func TestCase_C24_KilledAndStartedAgain(t *testing.T) {
 	s := startServer(t, "--data", dir)
 	c := dial(t, s.address)
 	session := open(t, c, smallSpec(t))
-	hashes := chain("restart", 8)
+	hashes := storetest.Chain("restart", 8)
 	if _, err := publish(t.Context(), session, hashes); err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +49,7 @@ func TestCase_C67_RetiredThenOpenedAgain(t *testing.T) {
 		s := startServer(t, "--data", dir)
 		c := dial(t, s.address)
 		session := open(t, c, smallSpec(t))
-		hashes := chain("retired", 4)
+		hashes := storetest.Chain("retired", 4)
 		if _, err := publish(t.Context(), session, hashes); err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +102,7 @@ func TestGracefulStop(t *testing.T) {
 	s := startServer(t)
 	c := dial(t, s.address)
 	session := open(t, c, smallSpec(t))
-	if _, err := publish(t.Context(), session, chain("stop", 8)); err != nil {
+	if _, err := publish(t.Context(), session, storetest.Chain("stop", 8)); err != nil {
 		t.Fatal(err)
 	}
 	session.Close()
@@ -118,7 +119,7 @@ func TestServerGone(t *testing.T) {
 	s := startServer(t)
 	c := dial(t, s.address)
 	session := open(t, c, smallSpec(t))
-	hashes := chain("gone", 4)
+	hashes := storetest.Chain("gone", 4)
 	if _, err := publish(t.Context(), session, hashes); err != nil {
 		t.Fatal(err)
 	}

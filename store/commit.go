@@ -2,7 +2,7 @@ package store
 
 import (
 	"context"
-	"encoding/binary"
+	"slices"
 
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/core"
@@ -89,34 +89,29 @@ func (s *Store) commitReady(sp *space, sh *shard, c Caller, t core.Token, ready 
 
 // committedBefore answers a commit whose token is over: the same digests stored are the same commit, others won.
 func (s *Store) committedBefore(sh *shard, c Caller, sp *space, p CommitPage) PageResult {
-	want := extentsOf(p.Headers)
-	if len(want) == 0 || len(want) != len(p.Headers) {
-		return PageResult{Outcome: core.Refused, Reason: reason.StaleToken}
-	}
-	have, same := []page.ExtentID(nil), 0
-	for i, raw := range p.Headers {
+	stale := PageResult{Outcome: core.Refused, Reason: reason.StaleToken}
+	var ours, stored []page.ExtentID
+	all := len(p.Headers) > 0
+	for _, raw := range p.Headers {
 		var h page.Header
 		if err := page.DecodeHeader(&h, raw); err != nil || h.Key.Namespace != sp.State.ID || h.Key.Epoch != sp.State.Epoch {
-			return PageResult{Outcome: core.Refused, Reason: reason.StaleToken}
+			return stale
 		}
-		stored := s.storedOf(sh, c, core.Run{Family: h.Key.Family, Hashes: h.Key.Hash.Bytes()}, h.View)
-		for _, x := range stored {
-			if x == want[i] {
-				same++
-			}
-		}
-		have = append(have, stored...)
+		there := s.storedOf(sh, c, core.Run{Family: h.Key.Family, Hashes: h.Key.Hash.Bytes()}, h.View)
+		all = all && slices.Contains(there, h.Extent)
+		ours, stored = append(ours, h.Extent), append(stored, there...)
 	}
 	switch {
-	case same == len(want):
-		return PageResult{Outcome: core.Committed, Stored: want}
-	case len(have) > 0:
+	case all:
+		return PageResult{Outcome: core.Committed, Stored: ours}
+	case len(stored) > 0:
 		s.counts.divergent.Add(1)
-		return PageResult{Outcome: core.Refused, Reason: reason.LostRace, Stored: have}
+		return PageResult{Outcome: core.Refused, Reason: reason.LostRace, Stored: stored}
 	}
-	return PageResult{Outcome: core.Refused, Reason: reason.StaleToken}
+	return stale
 }
 
+// extentsOf names the extents of headers that were checked.
 func extentsOf(headers [][]byte) []page.ExtentID {
 	ids := make([]page.ExtentID, 0, len(headers))
 	for _, raw := range headers {
@@ -190,7 +185,7 @@ func sumsEqual(le []byte, sums []uint64) bool {
 		return false
 	}
 	for i, x := range sums {
-		if binary.LittleEndian.Uint64(le[8*i:]) != x {
+		if page.SumAt(le, i) != x {
 			return false
 		}
 	}

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/core"
@@ -166,7 +167,7 @@ func (r *Reading) verify(i int, only []page.ExtentID) PageResult {
 	out := p.result
 	for x := range p.parts {
 		part := &p.parts[x]
-		if len(only) > 0 && !contains(only, part.header.Extent) {
+		if len(only) > 0 && !slices.Contains(only, part.header.Extent) {
 			continue
 		}
 		if !soundExtent(part.region) {
@@ -175,13 +176,4 @@ func (r *Reading) verify(i int, only []page.ExtentID) PageResult {
 		}
 	}
 	return out
-}
-
-func contains(ids []page.ExtentID, id page.ExtentID) bool {
-	for _, x := range ids {
-		if x == id {
-			return true
-		}
-	}
-	return false
 }

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/quire-kv/quire/reason"
@@ -98,7 +99,7 @@ func (r *Reading) open(i int, res core.Result, hash page.Hash, resume []page.Ext
 		p.parts = append(p.parts, rp)
 		p.result.Stored = append(p.result.Stored, rp.header.Extent)
 	}
-	if resume != nil && p.result.Outcome == core.OK && !sameExtents(resume, p.result.Stored) {
+	if resume != nil && p.result.Outcome == core.OK && !slices.Equal(resume, p.result.Stored) {
 		p.miss(reason.Absent) // what the first half came from is gone: start over
 	}
 }
@@ -127,18 +128,6 @@ func (r *Reading) openPart(part core.Part, hash *page.Hash) (readPart, reason.Re
 
 func (p *readPage) miss(why reason.Reason) {
 	p.result, p.parts = PageResult{Outcome: core.Miss, Reason: why}, nil
-}
-
-func sameExtents(a, b []page.ExtentID) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
 }
 
 // Pages is the number of pages asked for.

@@ -8,6 +8,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime"
@@ -102,26 +103,15 @@ func benches() map[string]func(context.Context, *Options) ([]Figure, error) {
 }
 
 func (o *Options) fill(name string) {
-	setDefault(&o.PageBytes, map[string]int{"exists": pageUnit}[name], 1<<20)
-	setDefault(&o.InFlight, map[string]int{"publish": 1}[name], 8)
-	setDefault(&o.Batch, map[string]int{"publish": 16, "exists": 128}[name], 1)
-	setDefault(&o.Resident, map[string]int{"publish": 2048, "exists": 1000, "index": 4_000_000}[name], 1024)
-	setDefault(&o.Duration, 2*time.Second, 0)
-	setDefault(&o.Rounds, map[string]int{"hash": 25}[name], 5)
-	setDefault(&o.arena, arenaBytes, 0)
+	o.PageBytes = cmp.Or(o.PageBytes, map[string]int{"exists": pageUnit}[name], 1<<20)
+	o.InFlight = cmp.Or(o.InFlight, map[string]int{"publish": 1}[name], 8)
+	o.Batch = cmp.Or(o.Batch, map[string]int{"publish": 16, "exists": 128}[name], 1)
+	o.Resident = cmp.Or(o.Resident, map[string]int{"publish": 2048, "exists": 1000, "index": 4_000_000}[name], 1024)
+	o.Duration = cmp.Or(o.Duration, 2*time.Second, 0)
+	o.Rounds = cmp.Or(o.Rounds, map[string]int{"hash": 25}[name], 5)
+	o.arena = cmp.Or(o.arena, arenaBytes, 0)
 	if o.Progress == nil {
 		o.Progress = func(int, int) {}
-	}
-}
-
-// setDefault sets an unset v to the first of the defaults that is not zero.
-func setDefault[T comparable](v *T, first, second T) {
-	var zero T
-	if *v != zero {
-		return
-	}
-	if *v = first; *v == zero {
-		*v = second
 	}
 }
 

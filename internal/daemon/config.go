@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -91,28 +92,21 @@ const (
 
 // Resolve is c with every default filled from what the machine has. It does not validate.
 func (c Config) Resolve(availableBytes uint64) Config {
-	fill(&c.GRPCListen, defaultGRPCListen)
-	fill(&c.AdminListen, defaultAdminListen)
-	fill(&c.MemoryBytes, max(minMemoryBytes, uint64(memoryShare*float64(availableBytes))&^(mib-1)))
-	fill(&c.MetadataBytes, max(minMetadataBytes, (c.MemoryBytes/slotBytes*metadataPerPageBytes+mib-1)&^(mib-1)))
-	fill(&c.Shards, defaultShards)
-	fill(&c.Auth, AuthNone)
-	fill(&c.LogLevel, "info")
-	fill(&c.LogFormat, "text")
-	fill(&c.DrainTimeout, defaultDrainTimeout)
-	fill(&c.MaxLease, defaultMaxLease)
-	fill(&c.DefaultLease, min(defaultDefaultLease, c.MaxLease))
-	fill(&c.MaxKeys, defaultMaxKeys)
-	fill(&c.MaxBatchBytes, min(defaultMaxBatchBytes, c.MemoryBytes))
-	fill(&c.MaxChunkBytes, defaultMaxChunkBytes)
+	c.GRPCListen = cmp.Or(c.GRPCListen, defaultGRPCListen)
+	c.AdminListen = cmp.Or(c.AdminListen, defaultAdminListen)
+	c.MemoryBytes = cmp.Or(c.MemoryBytes, max(minMemoryBytes, uint64(memoryShare*float64(availableBytes))&^(mib-1)))
+	c.MetadataBytes = cmp.Or(c.MetadataBytes, max(minMetadataBytes, (c.MemoryBytes/slotBytes*metadataPerPageBytes+mib-1)&^(mib-1)))
+	c.Shards = cmp.Or(c.Shards, defaultShards)
+	c.Auth = cmp.Or(c.Auth, AuthNone)
+	c.LogLevel = cmp.Or(c.LogLevel, "info")
+	c.LogFormat = cmp.Or(c.LogFormat, "text")
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, defaultDrainTimeout)
+	c.MaxLease = cmp.Or(c.MaxLease, defaultMaxLease)
+	c.DefaultLease = cmp.Or(c.DefaultLease, min(defaultDefaultLease, c.MaxLease))
+	c.MaxKeys = cmp.Or(c.MaxKeys, defaultMaxKeys)
+	c.MaxBatchBytes = cmp.Or(c.MaxBatchBytes, min(defaultMaxBatchBytes, c.MemoryBytes))
+	c.MaxChunkBytes = cmp.Or(c.MaxChunkBytes, defaultMaxChunkBytes)
 	return c
-}
-
-func fill[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 // Validate says everything that is wrong with a resolved config, each line with its key and what to write instead.

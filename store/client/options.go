@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -68,20 +69,14 @@ func (o *Options) fill() error {
 	if o.Clock == nil {
 		o.Clock = clock.System()
 	}
-	setDefault(&o.CallTimeout, 5*time.Second)
-	setDefault(&o.BatchKeys, 1024)
-	setDefault(&o.BatchBytes, 256<<20)
-	setDefault(&o.Parallel, 2)
-	setDefault(&o.Conns, 2)
-	setDefault(&o.Retries, 2)
+	o.CallTimeout = cmp.Or(o.CallTimeout, 5*time.Second)
+	o.BatchKeys = cmp.Or(o.BatchKeys, 1024)
+	o.BatchBytes = cmp.Or(o.BatchBytes, 256<<20)
+	o.Parallel = cmp.Or(o.Parallel, 2)
+	o.Conns = cmp.Or(o.Conns, 2)
+	o.Retries = cmp.Or(o.Retries, 2)
 	o.Retries = max(o.Retries, 0)
 	return o.check()
-}
-
-func setDefault[T int | int64 | time.Duration](v *T, d T) {
-	if *v == 0 {
-		*v = d
-	}
 }
 
 func (o *Options) check() error {

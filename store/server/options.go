@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -61,19 +62,19 @@ const (
 )
 
 func (l *Limits) fill() {
-	setDefault(&l.MaxKeys, 16_384)
-	setDefault(&l.MaxBatchBytes, 1<<30)
-	setDefault(&l.MaxChunkBytes, 1<<20)
-	setDefault(&l.FetchChunkBytes, 512<<10)
-	setDefault(&l.MaxMessageBytes, 32<<20)
-	setDefault(&l.MaxLease, time.Minute)
-	setDefault(&l.DefaultLease, min(10*time.Second, l.MaxLease))
-	setDefault(&l.FetchesPerPrincipal, 256)
-	setDefault(&l.FetchBytesPerPrincipal, max(4<<30, l.MaxBatchBytes))
-	setDefault(&l.SessionsPerPrincipal, 1024)
-	setDefault(&l.ProgressTimeout, 30*time.Second)
-	setDefault(&l.StreamsPerConn, 1024)
-	setDefault(&l.WatchersPerPrincipal, 64)
+	l.MaxKeys = cmp.Or(l.MaxKeys, 16_384)
+	l.MaxBatchBytes = cmp.Or(l.MaxBatchBytes, 1<<30)
+	l.MaxChunkBytes = cmp.Or(l.MaxChunkBytes, 1<<20)
+	l.FetchChunkBytes = cmp.Or(l.FetchChunkBytes, 512<<10)
+	l.MaxMessageBytes = cmp.Or(l.MaxMessageBytes, 32<<20)
+	l.MaxLease = cmp.Or(l.MaxLease, time.Minute)
+	l.DefaultLease = cmp.Or(l.DefaultLease, min(10*time.Second, l.MaxLease))
+	l.FetchesPerPrincipal = cmp.Or(l.FetchesPerPrincipal, 256)
+	l.FetchBytesPerPrincipal = cmp.Or(l.FetchBytesPerPrincipal, max(4<<30, l.MaxBatchBytes))
+	l.SessionsPerPrincipal = cmp.Or(l.SessionsPerPrincipal, 1024)
+	l.ProgressTimeout = cmp.Or(l.ProgressTimeout, 30*time.Second)
+	l.StreamsPerConn = cmp.Or(l.StreamsPerConn, 1024)
+	l.WatchersPerPrincipal = cmp.Or(l.WatchersPerPrincipal, 64)
 }
 
 func (l *Limits) check() error {
@@ -110,11 +111,4 @@ func (o *Options) fill() error {
 	}
 	o.Limits.fill()
 	return o.Limits.check()
-}
-
-func setDefault[T comparable](v *T, to T) {
-	var zero T
-	if *v == zero {
-		*v = to
-	}
 }
