@@ -15,7 +15,7 @@ GOOS=darwin GOARCH=arm64 $GO build ./reason ./namespace ./evict/... ./kernels/..
   ./store/client/... ./proto/... ./cmd/quire
 echo 'static binary'
 $GO build -trimpath -o "$scratch/quire" ./cmd/quire
-if command -v file >/dev/null && file "$scratch/quire" | grep -q 'dynamically linked'; then
+if command -v file >/dev/null && [[ "$(file "$scratch/quire")" == *'dynamically linked'* ]]; then
   echo 'bin/quire is not static' >&2
   exit 1
 fi
