@@ -144,8 +144,8 @@ func (pub *publication) seal(p CommitPage) reason.Reason {
 	for i, g := range pp.grants {
 		if why == reason.None {
 			g.state = grantSealed
-			n := copy(g.region, p.Headers[i])
-			clear(g.region[n:page.PayloadOffset(n)])
+			n := copy(g.region[page.HeadBytes:], p.Headers[i])
+			clear(g.region[page.HeadBytes+n : page.PayloadOffset(n)])
 		}
 		g.mu.Unlock()
 	}

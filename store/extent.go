@@ -10,15 +10,18 @@ import (
 	"github.com/quire-kv/quire/store/page"
 )
 
-// decodeRegion reads the header at the start of a region; raw is its encoded length.
+// decodeRegion reads the header of a region; raw is its encoded length.
 func decodeRegion(mem []byte) (h page.Header, raw int, err error) {
-	if raw, err = page.HeaderBytes(mem); err != nil {
-		return h, 0, err
-	}
-	if raw > len(mem) {
+	if len(mem) < page.HeadBytes {
 		return h, 0, page.ErrTruncated
 	}
-	if err = page.DecodeHeader(&h, mem[:raw]); err != nil {
+	if raw, err = page.HeaderBytes(mem[page.HeadBytes:]); err != nil {
+		return h, 0, err
+	}
+	if page.HeadBytes+raw > len(mem) {
+		return h, 0, page.ErrTruncated
+	}
+	if err = page.DecodeHeader(&h, headerOf(mem, raw)); err != nil {
 		return h, 0, err
 	}
 	if uint64(len(mem)) != uint64(page.PayloadOffset(raw))+h.PayloadBytes {
@@ -26,6 +29,9 @@ func decodeRegion(mem []byte) (h page.Header, raw int, err error) {
 	}
 	return h, raw, nil
 }
+
+// headerOf is the encoded header of a region.
+func headerOf(mem []byte, raw int) []byte { return mem[page.HeadBytes : page.HeadBytes+raw] }
 
 // soundExtent verifies a whole region: header, then every piece.
 func soundExtent(mem []byte) bool {

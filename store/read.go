@@ -142,7 +142,7 @@ func (r *Reading) Extents(i int) int { return len(r.pages[i].parts) }
 // Header is the encoded header of extent x of page i: memory of the tier, valid until Close.
 func (r *Reading) Header(i, x int) []byte {
 	p := &r.pages[i].parts[x]
-	return p.region[:p.rawLen]
+	return headerOf(p.region, p.rawLen)
 }
 
 // Chunk is a run of stored bytes of one extent, verified by the node, valid until Close.

@@ -20,11 +20,11 @@ func TestCase_C19_FlippedBitInHostMemory(t *testing.T) {
 		chain := storetest.Chain("flip", 6)
 		mustPublish(t, f, chain, whole)
 		region := f.RegionOf(t, chain[32*3:32*4], 0)
-		header, err := page.HeaderBytes(region)
+		header, err := page.HeaderBytes(region[page.HeadBytes:])
 		if err != nil {
 			t.Fatal(err)
 		}
-		at := r.IntN(header)
+		at := page.HeadBytes + r.IntN(header)
 		if trial%2 == 1 {
 			at = page.PayloadOffset(header) + r.IntN(len(region)-page.PayloadOffset(header))
 		}

@@ -4,16 +4,21 @@ package page
 // and mapped views need no copy to be aligned.
 const PayloadAlign = 4 << 10
 
-// PayloadOffset is where the payload of an extent begins in its region, behind the encoded header and zeros.
+// HeadBytes is what the tier that holds a region keeps for itself at its beginning: a durable tier files its record
+// there. Elsewhere these bytes mean nothing and are never looked at.
+const HeadBytes = 64
+
+// PayloadOffset is where the payload of an extent begins in its region, behind the tier's own bytes, the encoded
+// header and zeros.
 //
-//	0            headerBytes        PayloadOffset            PayloadOffset + payload
-//	+------------+------------------+------------------------+
-//	| header     | zeros            | payload                |
-//	+------------+------------------+------------------------+
+//	0        HeadBytes      HeadBytes + headerBytes     PayloadOffset            PayloadOffset + payload
+//	+--------+--------------+---------------------------+------------------------+
+//	| tier's | header       | zeros                     | payload                |
+//	+--------+--------------+---------------------------+------------------------+
 //
 // The header comes first and tells its own length, so a region explains itself wherever it lies.
 func PayloadOffset(headerBytes int) int {
-	return (headerBytes + PayloadAlign - 1) &^ (PayloadAlign - 1)
+	return (HeadBytes + headerBytes + PayloadAlign - 1) &^ (PayloadAlign - 1)
 }
 
 // RegionBytes is the size of the region of an extent of view v.
