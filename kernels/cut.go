@@ -1,10 +1,6 @@
 package kernels
 
-import (
-	"fmt"
-
-	"github.com/zeebo/xxh3"
-)
+import "fmt"
 
 // Cut says where one checksummed piece ends and the next begins: every PieceBytes, counted afresh in each unit of
 // UnitBytes (docs/formats/pieces.md). The last piece of a unit may be shorter.
@@ -44,21 +40,20 @@ func (c Cut) need(payloadBytes, sums int) error {
 // next is the piece that begins at offset of b.
 func (c Cut) next(b []byte, offset int) (end int) { return min(offset+c.left(offset), len(b)) }
 
-// group is the end of as many whole pieces from offset on as fit into groupBytes, one at least.
-func (c Cut) group(b []byte, offset int) int {
-	end := c.next(b, offset)
-	for next := end; next < len(b); {
-		if next = c.next(b, next); next-offset > groupBytes {
+// group is the end of as many whole pieces of bytes from offset on as fit into groupBytes, one at least, and their number.
+func (c Cut) group(bytes, offset, groupBytes int) (end, n int) {
+	for end = offset; end < bytes; n++ {
+		next := min(end+c.left(end), bytes)
+		if n > 0 && next-offset > groupBytes {
 			break
 		}
 		end = next
 	}
-	return end
+	return end, n
 }
 
-// CopySumPieces copies src to dst, of equal length, and writes the xxh3-64 of each piece of dst to sums: each piece
-// is hashed just after it was copied, while it is in cache, and it is what arrived that is hashed. ErrBounds, ErrSums
-// before a byte moves.
+// CopySumPieces copies src to dst, of equal length, and writes the xxh3-64 of each piece to sums, by CopySum: it is what
+// arrived that is summed. ErrBounds, ErrSums before a byte moves.
 func CopySumPieces(dst, src []byte, c Cut, sums []uint64) error {
 	if len(dst) != len(src) {
 		return fmt.Errorf("copy %d bytes to %d: %w", len(src), len(dst), ErrBounds)
@@ -68,8 +63,7 @@ func CopySumPieces(dst, src []byte, c Cut, sums []uint64) error {
 	}
 	for i, at := 0, 0; at < len(dst); i++ {
 		end := c.next(dst, at)
-		copy(dst[at:end], src[at:end])
-		sums[i] = xxh3.Hash(dst[at:end])
+		sums[i] = CopySum(dst[at:end], src[at:end])
 		at = end
 	}
 	return nil
@@ -86,9 +80,8 @@ func CopyCheckPieces(dst, src []byte, c Cut, want []uint64) error {
 	}
 	for i, at := 0, 0; at < len(dst); i++ {
 		end := c.next(dst, at)
-		copy(dst[at:end], src[at:end])
-		if err := checkPiece(i, dst[at:end], want[i]); err != nil {
-			return err
+		if got := CopySum(dst[at:end], src[at:end]); got != want[i] {
+			return &SumError{Piece: i, Got: got, Want: want[i]}
 		}
 		at = end
 	}
@@ -102,7 +95,7 @@ func SumPieces(b []byte, c Cut, sums []uint64) error {
 	}
 	for i, at := 0, 0; at < len(b); i++ {
 		end := c.next(b, at)
-		sums[i] = xxh3.Hash(b[at:end])
+		sums[i] = Sum(b[at:end])
 		at = end
 	}
 	return nil
@@ -124,7 +117,7 @@ func CheckPieces(b []byte, c Cut, want []uint64) error {
 }
 
 func checkPiece(i int, b []byte, want uint64) error {
-	if got := xxh3.Hash(b); got != want {
+	if got := Sum(b); got != want {
 		return &SumError{Piece: i, Got: got, Want: want}
 	}
 	return nil

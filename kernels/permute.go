@@ -1,14 +1,9 @@
 package kernels
 
-import (
-	"fmt"
+import "fmt"
 
-	"github.com/zeebo/xxh3"
-)
-
-// groupBytes is how much is permuted before it is hashed: it stays in the L2 cache of a server, and holds enough heads
-// that an engine's order with heads innermost is read in long stretches.
-const groupBytes = 1 << 20
+// groupBytes is how much is permuted between two rounds of hashing: it stays in the L2 cache of a server.
+const groupBytes = 512 << 10
 
 // MaxPlans bounds the plans of one permutation: one per component of a cell at most, and no page has that many.
 const MaxPlans = 8
@@ -17,6 +12,10 @@ const MaxPlans = 8
 // to sums, a few pieces at a time, so that they are hashed while they are in cache. The plans together fill dst exactly.
 // ErrBounds, ErrPlan, ErrSums before a byte moves.
 func PermuteSum(dst, src []byte, plans []Plan, c Cut, sums []uint64) error {
+	return permuteSum(dst, src, plans, c, sums, groupBytes)
+}
+
+func permuteSum(dst, src []byte, plans []Plan, c Cut, sums []uint64, groupBytes int) error {
 	var walks [MaxPlans]walk
 	if err := prepare(&walks, dst, src, plans, true); err != nil {
 		return err
@@ -24,25 +23,35 @@ func PermuteSum(dst, src []byte, plans []Plan, c Cut, sums []uint64) error {
 	if err := c.need(len(dst), len(sums)); err != nil {
 		return err
 	}
-	for i, at := 0, 0; at < len(dst); {
-		end := c.group(dst, at)
+	units := together(walks[:len(plans)], len(dst), c)
+	unit := len(dst) / units
+	for lo, i := 0, 0; lo < unit; {
+		hi, n := c.group(unit, lo, groupBytes/units)
 		for k := range plans {
 			w := &walks[k]
-			w.within(dst[w.dst:], src[w.src:], 0, at-w.dst, end-w.dst)
+			w.within(dst[w.dst:], src[w.src:], 0, lo-w.dst, hi-w.dst)
 		}
-		for ; at < end; i++ {
-			next := c.next(dst, at)
-			sums[i] = xxh3.Hash(dst[at:next])
-			at = next
+		for u := range units {
+			b, sums := dst[u*unit:(u+1)*unit], sums[u*(len(sums)/units)+i:]
+			for k, at := 0, lo; k < n; k++ {
+				end := c.next(b, at)
+				sums[k] = Sum(b[at:end])
+				at = end
+			}
 		}
+		lo, i = hi, i+n
 	}
 	return nil
 }
 
-// PermuteCheck copies from src in head-major order into an engine's order, each piece only after it was found to have
-// its sum. A *SumError (ErrSum) names the first piece that has not: pieces before it have been copied, nothing of it
-// or after it. ErrBounds, ErrPlan, ErrSums before a byte moves.
+// PermuteCheck copies from src in head-major order into an engine's order, a few pieces at a time, after all of them
+// were found to have their sums. A *SumError (ErrSum) names one that has not: nothing of it has been copied, while others
+// may have been. ErrBounds, ErrPlan, ErrSums before a byte moves.
 func PermuteCheck(dst, src []byte, plans []Plan, c Cut, want []uint64) error {
+	return permuteCheck(dst, src, plans, c, want, groupBytes)
+}
+
+func permuteCheck(dst, src []byte, plans []Plan, c Cut, want []uint64, groupBytes int) error {
 	var walks [MaxPlans]walk
 	if err := prepare(&walks, dst, src, plans, false); err != nil {
 		return err
@@ -50,18 +59,42 @@ func PermuteCheck(dst, src []byte, plans []Plan, c Cut, want []uint64) error {
 	if err := c.need(len(src), len(want)); err != nil {
 		return err
 	}
-	for i, at := 0, 0; at < len(src); i++ {
-		end := c.next(src, at)
-		if err := checkPiece(i, src[at:end], want[i]); err != nil {
-			return err
+	units := together(walks[:len(plans)], len(src), c)
+	unit := len(src) / units
+	for lo, i := 0, 0; lo < unit; {
+		hi, n := c.group(unit, lo, groupBytes/units)
+		for u := range units {
+			b, first := src[u*unit:(u+1)*unit], u*(len(want)/units)+i
+			for k, at := first, lo; k < first+n; k++ {
+				end := c.next(b, at)
+				if err := checkPiece(k, b[at:end], want[k]); err != nil {
+					return err
+				}
+				at = end
+			}
 		}
 		for k := range plans {
 			w := &walks[k]
-			w.within(dst[w.dst:], src[w.src:], 0, at-w.src, end-w.src)
+			w.within(dst[w.dst:], src[w.src:], 0, lo-w.src, hi-w.src)
 		}
-		at = end
+		lo, i = hi, i+n
 	}
 	return nil
+}
+
+// together is the number of units that are walked side by side, in groups of the same pieces of each: an engine's order
+// with heads innermost is then walked in long stretches. 1 where the plans do not go over units in the same way.
+func together(walks []walk, bytes int, c Cut) int {
+	units := bytes / c.UnitBytes
+	for i := range walks {
+		if units*c.UnitBytes != bytes || !walks[i].over(units, c.UnitBytes) {
+			return 1
+		}
+	}
+	for i := range walks {
+		walks[i].peel()
+	}
+	return max(units, 1)
 }
 
 // prepare checks the plans and orders their loops by the head-major side.

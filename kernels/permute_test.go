@@ -74,7 +74,7 @@ func randomEngine(r *rand.Rand) engine {
 	order := [4]int{0, 1, 2, 3}
 	r.Shuffle(4, func(i, j int) { order[i], order[j] = order[j], order[i] })
 	rows := make([]int, 1+r.IntN(3))
-	widths := []int{1, 2, 3, 4, 8, 16, 24, 32, 64, 100}
+	widths := []int{1, 2, 3, 4, 8, 16, 24, 32, 33, 64, 96, 100, 128, 160, 192, 256, 576, 1152}
 	for i := range rows {
 		if rows[i] = widths[r.IntN(len(widths))]; i > 0 && r.IntN(2) == 0 {
 			rows[i] = rows[0]
@@ -106,44 +106,66 @@ func naiveSums(b []byte, c Cut) (sums []uint64) {
 // touched.
 func TestPermuteEqualsPlain(t *testing.T) {
 	r := newRand(t)
-	for i := range 4000 {
-		e := randomEngine(r)
-		cut := randomCut(r, &e)
-		src := randomBytes(r, e.bytes)
-		want := e.headMajor(src)
-		sums := make([]uint64, cut.Count(len(want)))
-		got := make([]byte, len(want))
-		plans, err := e.ToHeadMajor(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := PermuteSum(got, src, plans, cut, sums); err != nil {
-			t.Fatalf("case %d: %+v %+v: %v", i, e, cut, err)
-		}
-		if !bytes.Equal(got, want) || !equal(sums, naiveSums(want, cut)) {
-			t.Fatalf("case %d: %+v %+v: wrong bytes or sums", i, e, cut)
-		}
-		clear(got)
-		if err := Copy(got, src, plans...); err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("case %d: %+v: Copy: %v", i, e, err)
-		}
-		checkBack(t, i, &e, cut, src, want, sums)
+	atEveryLevel(t, func(t *testing.T) { permuteEqualsPlain(t, r) })
+}
+
+func permuteEqualsPlain(t *testing.T, r *rand.Rand) {
+	for range 1500 {
+		permuteCase(t, r)
 	}
 }
 
+func permuteCase(t *testing.T, r *rand.Rand) {
+	t.Helper()
+	e := randomEngine(r)
+	cut := randomCut(r, &e)
+	src := randomBytes(r, e.bytes)
+	want := e.headMajor(src)
+	sums := make([]uint64, cut.Count(len(want)))
+	got := make([]byte, len(want))
+	plans, err := e.ToHeadMajor(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := permuteSum(got, src, plans, cut, sums, randomGroup(r, len(want))); err != nil {
+		t.Fatalf("%+v %+v: %v", e, cut, err)
+	}
+	if !bytes.Equal(got, want) || !equal(sums, naiveSums(want, cut)) {
+		t.Fatalf("%+v %+v: wrong bytes or sums", e, cut)
+	}
+	clear(got)
+	if err := Copy(got, src, plans...); err != nil || !bytes.Equal(got, want) {
+		t.Fatalf("%+v: Copy: %v", e, err)
+	}
+	checkBack(t, &e, cut, src, want, sums, randomGroup(r, len(want)))
+}
+
+func FuzzPermute(f *testing.F) {
+	f.Add(uint64(1))
+	f.Fuzz(func(t *testing.T, seed uint64) { permuteCase(t, rand.New(rand.NewPCG(seed, 0))) })
+}
+
+// randomGroup is so small that groups end anywhere, or the usual one.
+func randomGroup(r *rand.Rand, bytes int) int {
+	if r.IntN(4) == 0 {
+		return groupBytes
+	}
+	return r.IntN(bytes)
+}
+
 // checkBack: head-major to engine order, over a buffer whose gaps must stay as they are.
-func checkBack(t *testing.T, i int, e *engine, cut Cut, src, want []byte, sums []uint64) {
+func checkBack(t *testing.T, e *engine, cut Cut, src, want []byte, sums []uint64, group int) {
 	t.Helper()
 	plans, err := e.FromHeadMajor(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	back := bytes.Repeat([]byte{0xa5}, len(src))
-	if err := PermuteCheck(back, want, plans, cut, sums); err != nil {
-		t.Fatalf("case %d: %+v %+v: %v", i, e, cut, err)
+	if err := permuteCheck(back, want, plans, cut, sums, group); err != nil {
+		t.Fatalf("%+v %+v: %v", e, cut, err)
 	}
 	if got := e.headMajor(back); !bytes.Equal(got, want) {
-		t.Fatalf("case %d: %+v %+v: wrong bytes on the way back", i, e, cut)
+		t.Fatalf("%+v %+v: wrong bytes on the way back", e, cut)
 	}
 	named := make([]byte, len(src)) // 1 where an element lies
 	if err := Copy(named, bytes.Repeat([]byte{1}, len(want)), plans...); err != nil {
@@ -151,7 +173,7 @@ func checkBack(t *testing.T, i int, e *engine, cut Cut, src, want []byte, sums [
 	}
 	for at, n := range named {
 		if n == 0 && back[at] != 0xa5 {
-			t.Fatalf("case %d: %+v: byte %d between elements was written", i, e, at)
+			t.Fatalf("%+v: byte %d between elements was written", e, at)
 		}
 	}
 }
@@ -168,11 +190,14 @@ func equal(a, b []uint64) bool {
 	return true
 }
 
-// A wrong byte is found before anything of its piece is moved.
+// A wrong byte is found before anything of its piece is moved; what is moved is right.
 func TestPermuteCheckFindsDamage(t *testing.T) {
 	r := newRand(t)
-	for range 300 {
+	for i := range 300 {
 		e := randomEngine(r)
+		if i == 0 {
+			e = newEngine([4]int{byLayer, byToken, byHead, byComponent}, 5, 7, 100, 32, 512, 130)
+		}
 		cut := randomCut(r, &e)
 		plans, _ := e.FromHeadMajor(nil)
 		src := randomBytes(r, e.Bytes())
@@ -181,7 +206,7 @@ func TestPermuteCheckFindsDamage(t *testing.T) {
 		bad := r.IntN(len(src))
 		src[bad] ^= 1 << r.IntN(8)
 		dst := make([]byte, e.bytes)
-		err := PermuteCheck(dst, src, plans, cut, sums)
+		err := permuteCheck(dst, src, plans, cut, sums, randomGroup(r, len(src)))
 		var se *SumError
 		if !errors.Is(err, ErrSum) || !errors.As(err, &se) {
 			t.Fatalf("%+v: %v", e, err)
@@ -190,14 +215,19 @@ func TestPermuteCheckFindsDamage(t *testing.T) {
 		for range se.Piece {
 			at = cut.next(src, at)
 		}
-		if end := cut.next(src, at); bad < at || bad >= end {
+		end := cut.next(src, at)
+		if bad < at || bad >= end {
 			t.Fatalf("damage at %d, piece %d is [%d,%d)", bad, se.Piece, at, end)
 		}
+		clear(clean[at:end])
 		want := make([]byte, e.bytes)
-		mask := make([]byte, len(src))
-		copy(mask, clean[:at])
-		if err := Copy(want, mask, plans...); err != nil || !bytes.Equal(dst, want) {
-			t.Fatal("bytes of the damaged piece or behind it were moved")
+		if err := Copy(want, clean, plans...); err != nil {
+			t.Fatal(err)
+		}
+		for at, b := range dst {
+			if b != 0 && b != want[at] {
+				t.Fatalf("%+v: byte %d is %d, want %d or nothing", e, at, b, want[at])
+			}
 		}
 	}
 }
@@ -213,11 +243,13 @@ func TestPermuteLarge(t *testing.T) {
 	}
 	plans, _ := e.ToHeadMajor(nil)
 	cut := Cut{e.Layers * e.CellBytes(), 60_000}
-	got, sums := make([]byte, len(want)), make([]uint64, cut.Count(len(want)))
-	if err := PermuteSum(got, src, plans, cut, sums); err != nil || !bytes.Equal(got, want) || !equal(sums, naiveSums(want, cut)) {
-		t.Fatal("wrong bytes or sums", err)
-	}
-	checkBack(t, 0, &e, cut, src, want, sums)
+	atEveryLevel(t, func(t *testing.T) {
+		got, sums := make([]byte, len(want)), make([]uint64, cut.Count(len(want)))
+		if err := PermuteSum(got, src, plans, cut, sums); err != nil || !bytes.Equal(got, want) || !equal(sums, naiveSums(want, cut)) {
+			t.Fatal("wrong bytes or sums", err)
+		}
+		checkBack(t, &e, cut, src, want, sums, groupBytes)
+	})
 }
 
 func TestElementsInFiveAxes(t *testing.T) {

@@ -1,5 +1,6 @@
 // Package kernels moves bytes: copies with a checksum, permutes between an engine's element order and the head-major
-// order of the store, both in one pass over memory. Plain Go; no allocation; nothing is kept. It imports nothing of ours.
+// order of the store, both in one pass over memory. AVX2 and AVX-512 where the processor has them, plain Go elsewhere
+// (build tag purego: everywhere), with equal results; no allocation; nothing is kept. It imports nothing of ours.
 package kernels
 
 import "fmt"

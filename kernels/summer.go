@@ -1,14 +1,11 @@
 package kernels
 
-import (
-	"fmt"
-
-	"github.com/zeebo/xxh3"
-)
+import "fmt"
 
 // Summer copies a payload that arrives in portions of any size into its place and sums its pieces on the way: an
-// io.Writer. A piece is hashed where it arrived, as soon as it is whole, so sums do not depend on the portions and no
-// state of a half hashed piece is kept. Not for concurrent use; the zero Summer takes nothing.
+// io.Writer. A piece that comes whole is hashed while it is copied, another where it arrived, as soon as it is whole: sums
+// do not depend on the portions, and no state of a half hashed piece is kept. Not for concurrent use; the zero Summer
+// takes nothing.
 type Summer struct {
 	dst  []byte
 	cut  Cut
@@ -37,10 +34,18 @@ func (s *Summer) Write(p []byte) (int, error) {
 	n := len(p)
 	for len(p) > 0 {
 		end := s.cut.next(s.dst, s.from)
-		k := copy(s.dst[s.at:end], p)
+		k := min(len(p), end-s.at)
+		switch to := s.dst[s.at : s.at+k]; {
+		case s.at+k < end:
+			copy(to, p)
+		case s.at == s.from:
+			s.sums[s.done] = CopySum(to, p[:k])
+		default:
+			copy(to, p)
+			s.sums[s.done] = Sum(s.dst[s.from:end])
+		}
 		s.at, p = s.at+k, p[k:]
 		if s.at == end {
-			s.sums[s.done] = xxh3.Hash(s.dst[s.from:end])
 			s.from = end
 			s.done++
 		}

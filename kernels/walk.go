@@ -11,10 +11,11 @@ type walk struct {
 	run      int
 	byDst    bool
 	span     [MaxAxes + 1]int // bytes of the ordering side that the loops from depth on reach over
+	across   Axis             // a loop around all that within copies: none, or what peel took
 }
 
 func (w *walk) init(p *Plan, byDst bool) {
-	*w = walk{src: p.Src, dst: p.Dst, run: p.Run, byDst: byDst}
+	*w = walk{src: p.Src, dst: p.Dst, run: p.Run, byDst: byDst, across: Axis{N: 1}}
 	for _, a := range p.Axes {
 		if a.N > 1 {
 			w.insert(a)
@@ -72,6 +73,23 @@ func (w *walk) nested() error {
 	return nil
 }
 
+// over says whether the outermost loop is the one over units, each of unitBytes of the ordering side.
+func (w *walk) over(units, unitBytes int) bool {
+	at := w.src
+	if w.byDst {
+		at = w.dst
+	}
+	return w.n > 0 && w.axes[0].N == units && w.stride(w.axes[0]) == unitBytes && at+w.span[1] <= unitBytes
+}
+
+// peel takes the outermost loop out of the nest: within then copies the same part of each of its steps.
+func (w *walk) peel() {
+	w.across = w.axes[0]
+	w.n--
+	copy(w.axes[:], w.axes[1:])
+	copy(w.span[:], w.span[1:])
+}
+
 // steps of the loop at depth; 1 for the run itself.
 func (w *walk) steps(depth int) int {
 	if depth == w.n {
@@ -105,7 +123,9 @@ func (w *walk) within(dst, src []byte, depth, lo, hi int) {
 		return
 	}
 	if depth == w.n {
-		copy(dst[lo:hi], src[lo:hi])
+		for k := range w.across.N {
+			copy(dst[k*w.across.Dst+lo:k*w.across.Dst+hi], src[k*w.across.Src+lo:])
+		}
 		return
 	}
 	a, inner := w.axes[depth], w.span[depth+1]
@@ -130,47 +150,16 @@ func (w *walk) within(dst, src []byte, depth, lo, hi int) {
 	}
 }
 
-// block is all, in the order of the source: reading upwards is what the processor's prefetch helps with.
+// block is all, in the order of the other side: what lies in cache can be visited in any order, memory is best visited
+// upwards.
 func (w *walk) block(dst, src []byte, depth, n int) {
 	p := Plan{Run: w.run}
 	copy(p.Axes[:], w.axes[depth:w.n])
 	p.Axes[0].N = n
-	var b walk
-	b.init(&p, false)
-	b.all(dst, src, 0, b.steps(0))
-}
-
-// rows copies n rows of run bytes. Rows of at least a cache line go through copy, which is as fast as memory; for
-// shorter ones a call a row would cost more than its bytes.
-func rows(dst, src []byte, n, dstStride, srcStride, run int) {
-	switch run {
-	case 1:
-		for k := range n {
-			dst[k*dstStride] = src[k*srcStride]
-		}
-	case 2:
-		for k := range n {
-			*(*[2]byte)(dst[k*dstStride:]) = [2]byte(src[k*srcStride:])
-		}
-	case 4:
-		for k := range n {
-			*(*[4]byte)(dst[k*dstStride:]) = [4]byte(src[k*srcStride:])
-		}
-	case 8:
-		for k := range n {
-			*(*[8]byte)(dst[k*dstStride:]) = [8]byte(src[k*srcStride:])
-		}
-	case 16:
-		for k := range n {
-			*(*[16]byte)(dst[k*dstStride:]) = [16]byte(src[k*srcStride:])
-		}
-	case 32:
-		for k := range n {
-			*(*[32]byte)(dst[k*dstStride:]) = [32]byte(src[k*srcStride:])
-		}
-	default:
-		for k := range n {
-			copy(dst[k*dstStride:k*dstStride+run], src[k*srcStride:])
-		}
+	if w.across.N > 1 {
+		p.Axes[w.n-depth] = w.across
 	}
+	var b walk
+	b.init(&p, !w.byDst)
+	b.all(dst, src, 0, b.steps(0))
 }
