@@ -1,16 +1,16 @@
 package pebbleregistry
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	iofs "io/fs"
 	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/quire-kv/quire/internal/pebblefuse"
 )
 
 // ownerFile says who holds the lock, for people: the lock itself is the operating system's and ends with its process.
@@ -21,7 +21,7 @@ const (
 
 // takeLock makes dir this backend's own.
 func takeLock(dir string, fs vfs.FS) (*pebble.Lock, error) {
-	if err := makeDir(dir, fs); err != nil {
+	if err := pebblefuse.MakeDir(fs, dir); err != nil {
 		return nil, err
 	}
 	owner := fs.PathJoin(dir, ownerFile)
@@ -34,38 +34,6 @@ func takeLock(dir string, fs vfs.FS) (*pebble.Lock, error) {
 		return nil, fmt.Errorf("write %s: %w", ownerFile, err)
 	}
 	return lock, nil
-}
-
-// makeDir makes dir and what is missing above it, and syncs what names them: a directory that a crash unmakes takes
-// along all that was synced inside.
-func makeDir(dir string, fs vfs.FS) error {
-	var above []string // that name something new
-	for d := dir; ; d = fs.PathDir(d) {
-		if _, err := fs.Stat(d); !errors.Is(err, iofs.ErrNotExist) {
-			break
-		}
-		above = append(above, fs.PathDir(d))
-		if fs.PathDir(d) == d {
-			break
-		}
-	}
-	if err := fs.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	for _, d := range above {
-		if err := syncDir(d, fs); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func syncDir(dir string, fs vfs.FS) error {
-	f, err := fs.OpenDir(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 func writeOwner(fs vfs.FS, path string) error {

@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/quire-kv/quire/internal/pebblefuse"
 	"github.com/quire-kv/quire/namespace"
 	"github.com/quire-kv/quire/namespace/internal/table"
 )
@@ -35,7 +36,7 @@ type Backend struct {
 
 	turn   chan struct{} // held by whoever uses db; waiting for it ends with the caller's context
 	db     *pebble.DB
-	fuse   *fuse
+	fuse   *pebblefuse.Fuse
 	once   sync.Once
 	closed error
 }
@@ -63,8 +64,8 @@ func open(dir string, fs vfs.FS) (_ *Backend, err error) {
 			err = errors.Join(err, lock.Close())
 		}
 	}()
-	b := &Backend{lock: lock, turn: make(chan struct{}, 1), fuse: newFuse()}
-	err = b.fuse.run(func() error {
+	b := &Backend{lock: lock, turn: make(chan struct{}, 1), fuse: pebblefuse.New(ErrBroken, nil)}
+	err = b.fuse.Run(func() error {
 		db, err := openStore(dir, fs, b.fuse)
 		if err != nil {
 			return err
@@ -104,11 +105,11 @@ func (b *Backend) Write(ctx context.Context, at namespace.Revision, read [][]byt
 	if err != nil || len(records) == 0 {
 		return revision, err
 	}
-	if err := b.fuse.state(); err != nil {
+	if err := b.fuse.Err(); err != nil {
 		return 0, err
 	}
-	if err := b.fuse.run(func() error { return persist(b.db, records, revision) }); err != nil {
-		b.fuse.blow(err) // applied or not: only opening it again tells
+	if err := b.fuse.Run(func() error { return persist(b.db, records, revision) }); err != nil {
+		b.fuse.Blow(err) // applied or not: only opening it again tells
 		return 0, fmt.Errorf("%w: %w", namespace.ErrOutcomeUnknown, err)
 	}
 	b.table.Apply(records)
@@ -121,8 +122,8 @@ func (b *Backend) Close() error {
 		b.table.Close()
 		b.turn <- struct{}{}
 		defer func() { <-b.turn }()
-		if b.fuse.state() == nil {
-			b.closed = b.fuse.run(b.db.Close)
+		if b.fuse.Err() == nil {
+			b.closed = b.fuse.Run(b.db.Close)
 		}
 		b.closed = errors.Join(b.closed, b.lock.Close())
 	})

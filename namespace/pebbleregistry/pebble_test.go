@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.uber.org/goleak"
 
+	"github.com/quire-kv/quire/internal/pebblefuse"
 	"github.com/quire-kv/quire/namespace"
 	"github.com/quire-kv/quire/namespace/registrytest"
 	"github.com/quire-kv/quire/reason"
@@ -124,7 +125,7 @@ func TestSecondOwnerOfAMemFS(t *testing.T) {
 // store opens the Pebble store beneath a closed registry.
 func store(t *testing.T, fs vfs.FS, change func(*pebble.DB)) {
 	t.Helper()
-	db, err := pebble.Open(fs.PathJoin(dir, "store"), &pebble.Options{FS: fs, FormatMajorVersion: pebble.FormatNewest, Logger: newFuse()})
+	db, err := pebble.Open(fs.PathJoin(dir, "store"), options(fs, pebblefuse.New(ErrBroken, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

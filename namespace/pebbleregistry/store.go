@@ -9,6 +9,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/quire-kv/quire/internal/pebblefuse"
 	"github.com/quire-kv/quire/namespace"
 )
 
@@ -29,13 +30,20 @@ func metaKey(name string) []byte { return append([]byte{metaPrefix}, name...) }
 
 func recordKey(key []byte) []byte { return append([]byte{recordPrefix}, key...) }
 
+// options are those of every store here.
+func options(fs vfs.FS, f *pebblefuse.Fuse) *pebble.Options {
+	o := &pebble.Options{FS: fs, MemTableSize: memTableBytes, FormatMajorVersion: pebble.FormatNewest}
+	f.Guard(o)
+	return o
+}
+
 // openStore opens the store beneath dir, creating it whole or not at all: a crash while Pebble makes its first files
 // leaves what it cannot open.
 //
 //	dir/LOCK, dir/OWNER   who owns the directory
 //	dir/store.new         a store that is being created; removed by whoever finds it
 //	dir/store             the store, from the moment it is complete and synced
-func openStore(dir string, fs vfs.FS, f *fuse) (*pebble.DB, error) {
+func openStore(dir string, fs vfs.FS, f *pebblefuse.Fuse) (*pebble.DB, error) {
 	final := fs.PathJoin(dir, "store")
 	if _, err := fs.Stat(final); err != nil {
 		if !errors.Is(err, iofs.ErrNotExist) {
@@ -45,7 +53,7 @@ func openStore(dir string, fs vfs.FS, f *fuse) (*pebble.DB, error) {
 			return nil, fmt.Errorf("create store: %w", err)
 		}
 	}
-	db, err := pebble.Open(final, f.options(fs))
+	db, err := pebble.Open(final, options(fs, f))
 	if err != nil {
 		return nil, err
 	}
@@ -59,12 +67,12 @@ func openStore(dir string, fs vfs.FS, f *fuse) (*pebble.DB, error) {
 	return db, nil
 }
 
-func createStore(dir, final string, fs vfs.FS, f *fuse) error {
+func createStore(dir, final string, fs vfs.FS, f *pebblefuse.Fuse) error {
 	fresh := fs.PathJoin(dir, "store.new")
 	if err := fs.RemoveAll(fresh); err != nil {
 		return err
 	}
-	db, err := pebble.Open(fresh, f.options(fs))
+	db, err := pebble.Open(fresh, options(fs, f))
 	if err != nil {
 		return err
 	}
@@ -74,7 +82,7 @@ func createStore(dir, final string, fs vfs.FS, f *fuse) error {
 	if err := fs.Rename(fresh, final); err != nil {
 		return err
 	}
-	return syncDir(dir, fs)
+	return pebblefuse.SyncDir(fs, dir)
 }
 
 // get copies a value; nil: there is none.
