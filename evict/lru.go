@@ -7,21 +7,23 @@ import (
 	"github.com/quire-kv/quire/internal/offheap"
 )
 
-// LRU evicts the evictable page that was used longest ago, doomed pages before all others.
+// LRU evicts from each tier the evictable page that was used longest ago, doomed pages before all others. It ranks Host
+// and Disk; a Device tier has no victims.
 //
 //	head (used last)                                  tail (next victim)
 //	  [ ] <-> [ ] <-> [x] <-> [ ] <-> [x] <-> [x]        [ ] [ ] [ ]
 //	   x: evictable; the tail of a list always is        parked: not evictable, older than
 //	                                                     all in the list, in no order
 //
-// Pages stand in exact order of use whether they are evictable or not. One that is not and comes to the tail is
-// parked: all that are older have gone, so when it turns evictable it comes back at the tail. Each parking is paid
+// Each tier has its own lists, so that what lies in one of them only never stands between the victims of the other. In
+// a list, pages stand in exact order of use whether they are evictable or not. One that is not and comes to the tail
+// is parked: all that are older have gone, so when it turns evictable it comes back at the tail. Each parking is paid
 // by the call that put the page into the list, so every method is O(1) amortised and the next victim is always at
 // hand.
 type LRU struct {
 	pages *offheap.Array[lruPage]
-	lists [2]lruList // normal, doomed
-	top   Ref        // highest ever seen: what is touched
+	lists [lruTiers][2]lruList // normal, doomed
+	top   Ref                  // highest ever seen: what is touched
 }
 
 var _ Policy = (*LRU)(nil)
@@ -31,25 +33,30 @@ const MaxRefs = 1 << 26
 
 type lruList struct{ head, tail Ref }
 
-// lruPage is 16 bytes.
+// lruPage is 24 bytes.
 type lruPage struct {
-	older, newer Ref
-	used         uint32 // last use in ticks since start
-	size         uint32 // size in 4 KiB, then flags
+	links [lruTiers]lruLink
+	used  uint32 // last use in ticks since start
+	size  uint32 // size in 4 KiB, then flags
 }
 
-const (
-	lruLinked    uint32 = 1 << iota // in a list; else parked
-	lruDoomed                       // of the second list
-	lruKnown                        // inserted
-	lruEvictable                    // shifted by the tier: three bits
-	lruFlags     = lruEvictable<<NumTiers - 1
-	lruAnyTier   = lruFlags &^ (lruEvictable - 1)
+type lruLink struct{ older, newer Ref }
 
-	lruSizeShift   = 3 + int(NumTiers)
+const (
+	lruFirst = Host
+	lruTiers = int(NumTiers - lruFirst)
+
+	lruKnown     uint32 = 1 << 0                // inserted
+	lruDoomed    uint32 = 1 << 1                // of the second lists
+	lruLinked    uint32 = 1 << 2                // in a list of the tier, else parked; shifted by the tier
+	lruEvictable        = lruLinked << lruTiers // likewise
+
+	lruSizeShift   = 2 + 2*lruTiers
+	lruFlags       = 1<<lruSizeShift - 1
 	lruUnit        = 4 << 10 // bytes
 	lruTicksPerSec = 64      // two years fit
 	lruUnparkSteps = 64      // parked pages that come back sort themselves among so many others
+	lruVictimSteps = 4096    // list entries that Victims looks at behind the first victim
 )
 
 // NewLRU returns an empty policy for refs below maxRefs (0: MaxRefs). Memory counts as refs are first used.
@@ -67,28 +74,34 @@ func (l *LRU) Insert(now float64, ref Ref, a Attrs) {
 	units := uint32(min((a.Bytes+lruUnit-1)/lruUnit, math.MaxUint32>>lruSizeShift))
 	isNew, wasDoomed := p.size&lruKnown == 0, p.size&lruDoomed != 0
 	p.size = units<<lruSizeShift | p.size&lruFlags | lruKnown
-	if !isNew && wasDoomed == a.Doomed {
-		return
+	switch {
+	case isNew:
+		if p.used = lruTicks(now); a.Doomed {
+			p.size |= lruDoomed
+		}
+		for t := range lruTiers {
+			l.pushHead(t, ref)
+			l.trim(t)
+		}
+	case wasDoomed != a.Doomed:
+		for t := range lruTiers {
+			l.unlink(t, ref)
+		}
+		p.size ^= lruDoomed
+		for t := range lruTiers {
+			l.unpark(t, ref)
+			l.trim(t)
+		}
 	}
-	l.unlink(ref)
-	p.size &^= lruDoomed
-	if a.Doomed {
-		p.size |= lruDoomed
-	}
-	if isNew {
-		p.used = lruTicks(now)
-		l.pushHead(ref)
-	} else {
-		l.unpark(ref)
-	}
-	l.trim()
 }
 
 // Remove forgets a page. LRU keeps no ghosts.
 func (l *LRU) Remove(_ float64, ref Ref, _ bool) {
-	l.unlink(ref)
+	for t := range lruTiers {
+		l.unlink(t, ref)
+		l.trim(t)
+	}
 	*l.pages.At(uint32(ref)) = lruPage{}
-	l.trim()
 }
 
 // Touch records a use. Doomed pages keep their place.
@@ -98,53 +111,70 @@ func (l *LRU) Touch(now float64, ref Ref) {
 		return
 	}
 	p.used = lruTicks(now)
-	if p.size&lruDoomed == 0 {
-		l.unlink(ref)
-		l.pushHead(ref)
-		l.trim()
+	if p.size&lruDoomed != 0 {
+		return
+	}
+	for t := range lruTiers {
+		l.unlink(t, ref)
+		l.pushHead(t, ref)
+		l.trim(t)
 	}
 }
 
 // SetEvictable says whether ref may be a victim of t.
-func (l *LRU) SetEvictable(ref Ref, t Tier, ok bool) {
+func (l *LRU) SetEvictable(ref Ref, tier Tier, ok bool) {
 	p := l.pages.At(uint32(ref))
-	if p.size&lruKnown == 0 {
+	if p.size&lruKnown == 0 || tier < lruFirst || tier >= NumTiers {
 		return
 	}
+	t := int(tier - lruFirst)
 	if !ok {
 		p.size &^= lruEvictable << t
-		l.trim()
+		l.trim(t)
 		return
 	}
 	p.size |= lruEvictable << t
-	if p.size&lruLinked == 0 {
-		l.unpark(ref)
+	if p.size&(lruLinked<<t) == 0 {
+		l.unpark(t, ref)
 	}
 }
 
-// Victims appends victims of t, doomed first, then least recently used. With need 0 it changes nothing and may run
-// beside other readers.
-func (l *LRU) Victims(_ float64, t Tier, need uint64, dst []Victim) []Victim {
+// Victims appends victims of t, doomed first, then least recently used. It changes nothing and may run beside other
+// readers.
+func (l *LRU) Victims(_ float64, tier Tier, need uint64, dst []Victim) []Victim {
+	if tier < lruFirst || tier >= NumTiers {
+		return dst
+	}
+	t := int(tier - lruFirst)
 	var got uint64
-	for _, list := range [...]*lruList{&l.lists[1], &l.lists[0]} {
-		for ref := list.tail; ref != 0; {
+	steps := 0
+	for _, list := range [...]*lruList{&l.lists[t][1], &l.lists[t][0]} {
+		for ref := list.tail; ref != 0; steps++ {
 			p := l.pages.At(uint32(ref))
 			if p.size&(lruEvictable<<t) != 0 {
 				dst = append(dst, Victim{ref, p.score()})
-				if got += uint64(p.size>>lruSizeShift) * lruUnit; got >= need {
+				got += uint64(p.size>>lruSizeShift) * lruUnit
+				if got >= need {
 					return dst
 				}
 			}
-			ref = p.newer
+			if steps == lruVictimSteps { // the tail of a list is evictable: there is one by now
+				return dst
+			}
+			ref = p.links[t].newer
 		}
 	}
 	return dst
 }
 
-// Worth is now: under LRU a page just written is worth more than all others. Doomed pages are worth nothing.
-func (l *LRU) Worth(now float64, _ Tier, a Attrs) Score {
+// Worth is the last use; for a page about to be published, now: under LRU it is worth more than all others. Doomed
+// pages are worth nothing.
+func (l *LRU) Worth(now float64, ref Ref, _ Tier, a Attrs) Score {
 	if a.Doomed {
 		return doomedScore
+	}
+	if p := l.pages.At(uint32(ref)); ref != 0 && p.size&lruKnown != 0 {
+		return p.score()
 	}
 	return Score(now)
 }
@@ -167,74 +197,74 @@ func lruTicks(now float64) uint32 {
 	return uint32(min(max(now, 0)*lruTicksPerSec, math.MaxUint32))
 }
 
-func (l *LRU) listOf(p *lruPage) *lruList {
+func (l *LRU) listOf(t int, p *lruPage) *lruList {
 	if p.size&lruDoomed != 0 {
-		return &l.lists[1]
+		return &l.lists[t][1]
 	}
-	return &l.lists[0]
+	return &l.lists[t][0]
 }
 
-// trim parks what is not evictable at the tails.
-func (l *LRU) trim() {
-	for i := range l.lists {
-		for ref := l.lists[i].tail; ref != 0 && l.pages.At(uint32(ref)).size&lruAnyTier == 0; ref = l.lists[i].tail {
-			l.unlink(ref)
+// trim parks what is not evictable at the tails of a tier.
+func (l *LRU) trim(t int) {
+	for i := range l.lists[t] {
+		list := &l.lists[t][i]
+		for ref := list.tail; ref != 0 && l.pages.At(uint32(ref)).size&(lruEvictable<<t) == 0; ref = list.tail {
+			l.unlink(t, ref)
 		}
 	}
 }
 
 // unpark puts a page back near the tail, behind those parked before that are older still.
-func (l *LRU) unpark(ref Ref) {
+func (l *LRU) unpark(t int, ref Ref) {
 	p := l.pages.At(uint32(ref))
-	list := l.listOf(p)
-	older := Ref(0)
-	newer := list.tail
+	older, newer := Ref(0), l.listOf(t, p).tail
 	for range lruUnparkSteps {
 		if newer == 0 || l.pages.At(uint32(newer)).used >= p.used {
 			break
 		}
-		older, newer = newer, l.pages.At(uint32(newer)).newer
+		older, newer = newer, l.pages.At(uint32(newer)).links[t].newer
 	}
-	l.place(ref, older, newer)
+	l.place(t, ref, older, newer)
 }
 
-func (l *LRU) pushHead(ref Ref) {
-	l.place(ref, l.listOf(l.pages.At(uint32(ref))).head, 0)
+func (l *LRU) pushHead(t int, ref Ref) {
+	l.place(t, ref, l.listOf(t, l.pages.At(uint32(ref))).head, 0)
 }
 
 // place links ref between two neighbours of its list; 0 is an end.
-func (l *LRU) place(ref, older, newer Ref) {
+func (l *LRU) place(t int, ref, older, newer Ref) {
 	p := l.pages.At(uint32(ref))
-	list := l.listOf(p)
-	p.older, p.newer = older, newer
-	p.size |= lruLinked
+	list := l.listOf(t, p)
+	p.links[t] = lruLink{older, newer}
+	p.size |= lruLinked << t
 	if older == 0 {
 		list.tail = ref
 	} else {
-		l.pages.At(uint32(older)).newer = ref
+		l.pages.At(uint32(older)).links[t].newer = ref
 	}
 	if newer == 0 {
 		list.head = ref
 	} else {
-		l.pages.At(uint32(newer)).older = ref
+		l.pages.At(uint32(newer)).links[t].older = ref
 	}
 }
 
-func (l *LRU) unlink(ref Ref) {
+func (l *LRU) unlink(t int, ref Ref) {
 	p := l.pages.At(uint32(ref))
-	if p.size&lruLinked == 0 {
+	if p.size&(lruLinked<<t) == 0 {
 		return
 	}
-	list := l.listOf(p)
-	if p.older == 0 {
-		list.tail = p.newer
+	list := l.listOf(t, p)
+	at := p.links[t]
+	if at.older == 0 {
+		list.tail = at.newer
 	} else {
-		l.pages.At(uint32(p.older)).newer = p.newer
+		l.pages.At(uint32(at.older)).links[t].newer = at.newer
 	}
-	if p.newer == 0 {
-		list.head = p.older
+	if at.newer == 0 {
+		list.head = at.older
 	} else {
-		l.pages.At(uint32(p.newer)).older = p.older
+		l.pages.At(uint32(at.newer)).links[t].older = at.older
 	}
-	p.size &^= lruLinked
+	p.size &^= lruLinked << t
 }

@@ -62,7 +62,7 @@ func TestLRUAgainstSorting(t *testing.T) {
 			default:
 				tier, ok := Tier(rapid.IntRange(0, int(NumTiers)-1).Draw(t, "tier")), op < 9
 				l.SetEvictable(r, tier, ok)
-				if p != nil {
+				if p != nil && tier != Device {
 					p.evictable[tier] = ok
 				}
 			}
@@ -137,22 +137,73 @@ func TestLRUTakesAChainFromItsEnd(t *testing.T) {
 	}
 }
 
+// What lies in one tier only does not stand between the victims of another.
+func TestLRUFindsAVictimAtOnce(t *testing.T) {
+	const n = 100_000
+	l := NewLRU(n + 2)
+	for r := Ref(1); r <= n; r++ {
+		l.Insert(0, r, Attrs{Bytes: 4096})
+		l.SetEvictable(r, Disk, true)
+	}
+	l.Insert(1, n+1, Attrs{Bytes: 4096})
+	l.SetEvictable(n+1, Host, true)
+	for tier, want := range map[Tier]Ref{Host: n + 1, Disk: 1} {
+		list := l.lists[tier-lruFirst][0]
+		if v := l.Victims(2, tier, 1, nil); len(v) != 1 || v[0].Ref != want || list.tail != want {
+			t.Errorf("%v: victims %v, the list ends with %d; want %d", tier, v, list.tail, want)
+		}
+	}
+	if v := l.Victims(2, Device, 1, nil); v != nil {
+		t.Errorf("victims of a tier that is not ranked: %v", v)
+	}
+}
+
+// Few victims far apart are not looked for longer than a bound.
+func TestLRUBoundsItsSearch(t *testing.T) {
+	l := NewLRU(3*lruVictimSteps + 10)
+	for r := Ref(1); r <= 3*lruVictimSteps; r++ {
+		l.Insert(float64(r), r, Attrs{Bytes: 4096})
+	}
+	for _, r := range []Ref{1, 2, 3 * lruVictimSteps} {
+		l.SetEvictable(r, Host, true)
+	}
+	l.Touch(1e6, 1) // in the list, in front of all others
+	l.Touch(2e6, 2)
+	for r := Ref(3); r < 3*lruVictimSteps; r++ {
+		l.Touch(3e6, r)
+	}
+	l.Touch(4e6, 3*lruVictimSteps)
+	if v := l.Victims(5e6, Host, 1<<40, nil); len(v) != 2 || v[0].Ref != 1 || v[1].Ref != 2 {
+		t.Errorf("%d victims, want the two near the end", len(v))
+	}
+}
+
 func TestLRUSizes(t *testing.T) {
-	if n := unsafe.Sizeof(lruPage{}); n != 16 {
-		t.Errorf("lruPage is %d bytes, want 16", n)
+	if n := unsafe.Sizeof(lruPage{}); n != 24 {
+		t.Errorf("lruPage is %d bytes, want 24", n)
 	}
 	l := NewLRU(0)
 	l.Insert(0, 99, Attrs{})
-	if n := l.FootprintBytes(); n != 1600 {
-		t.Errorf("footprint %d, want 1,600", n)
+	if n := l.FootprintBytes(); n != 2400 {
+		t.Errorf("footprint %d, want 2,400", n)
 	}
 	l.SetEvictable(50, Host, true) // never inserted
 	l.Touch(1, 50)
 	if v := l.Victims(1, Host, 1, nil); v != nil {
 		t.Errorf("victims that were never inserted: %v", v)
 	}
-	if l.Worth(3, Host, Attrs{}) != 3 || l.Worth(3, Host, Attrs{Doomed: true}) != -1 {
-		t.Error("worth")
+	l.Touch(2, 99)
+	for name, c := range map[string]struct {
+		ref  Ref
+		a    Attrs
+		want Score
+	}{
+		"new": {0, Attrs{}, 3}, "known": {99, Attrs{}, 2}, "not known": {50, Attrs{}, 3},
+		"doomed": {0, Attrs{Doomed: true}, -1}, "known and doomed": {99, Attrs{Doomed: true}, -1},
+	} {
+		if got := l.Worth(3, c.ref, Host, c.a); got != c.want {
+			t.Errorf("worth of a %s page: %v, want %v", name, got, c.want)
+		}
 	}
 }
 

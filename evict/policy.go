@@ -35,7 +35,7 @@ type Score float64
 
 // Attrs is what a policy may know of a page. Bytes changes as extents come and go: call Insert again.
 type Attrs struct {
-	Bytes    uint64  // resident in the node, headers and slot slack included
+	Bytes    uint64  // of one copy of each extent, headers and slot slack included: what a tier holds at most
 	FLOPs    float64 // recompute cost from depth, tokens and the operator's shape; 0 when unknown
 	Declared float64 // the writer's word: reorders only within Tenant
 	Tokens   uint32
@@ -55,26 +55,28 @@ type Victim struct {
 // Policy ranks pages. It never sees children, leases or holders: the core computes
 //
 //	evictable(tier, page) = resident in tier
-//	                      & no child resident in tier                   (counter in the core's record)
+//	                      & no child resident in tier                   (counters in the core's record)
 //	                      & (another copy remains | leaf of the node and, in a cluster, of the cluster)
-//	                      & no lease pin & no transfer of it in flight
+//	                      & no pin charged to that tier & no transfer of it in flight
 //
 // and tells the policy of each edge by SetEvictable. All methods are O(1) amortised, allocate nothing on the Go
 // heap after growth, and are called under the shard's lock. now is seconds since start.
 type Policy interface {
 	// Insert makes or updates a page; a new page counts as used now. Refs are dense; growth is by doubling.
 	Insert(now float64, ref Ref, a Attrs)
-	// Remove forgets a page; evicted leaves a ghost, deleted and expired do not.
+	// Remove forgets a page whose last copy is gone; evicted leaves a ghost, deleted and expired do not.
 	Remove(now float64, ref Ref, evicted bool)
 	// Touch records a use (a fetch, or a lookup with lease; never a bare probe).
 	Touch(now float64, ref Ref)
 	// SetEvictable says whether ref may be a victim of tier.
 	SetEvictable(ref Ref, t Tier, ok bool)
-	// Victims appends victims of t in order until need bytes; need 0 peeks at the next one: its score is
-	// the water level. They stay evictable until the core says otherwise.
+	// Victims appends victims of t in order until their Attrs.Bytes are need, or fewer where finding more would take
+	// long, but at least the next one if there is any; need 0 asks for just that: its score is the water level. They
+	// stay evictable until the core says otherwise.
 	Victims(now float64, t Tier, need uint64, dst []Victim) []Victim
-	// Worth scores a page for t, known or about to be published: admission, promotion, explain.
-	Worth(now float64, t Tier, a Attrs) Score
+	// Worth scores a page for t: as a victim when ref is known, else (0) as if it were published now. For admission,
+	// cleaning, explain.
+	Worth(now float64, ref Ref, t Tier, a Attrs) Score
 	// FootprintBytes is all memory held, ghosts and shadows included.
 	FootprintBytes() uint64
 }

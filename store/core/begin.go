@@ -86,8 +86,14 @@ func (s *Shard) makeRoom(b *batch) {
 			guarded = append(guarded, s.index.find(fingerprintOf(pg.Parent.Bytes(), s.o.FingerprintKey), b.family))
 		}
 	}
+	s.roomFor(absent, n, guarded)
+}
+
+// roomFor evicts what is worth least in any tier until there are so many records, or nothing is evictable but the
+// guarded pages.
+func (s *Shard) roomFor(pages, extents uint64, guarded []uint32) {
 	s.guard(guarded, true)
-	for !s.o.Ledger.room(absent, n) && s.evictNext(s.o.Tier) > 0 {
+	for !s.o.Ledger.room(pages, extents) && s.evictLeast() > 0 {
 	}
 	s.guard(guarded, false)
 }
@@ -173,9 +179,17 @@ func (s *Shard) grantUncovered(b *batch, i int, v page.View, parent parentOf) Re
 		if s.covers(p, b.ep, v) == reason.None {
 			return Result{Outcome: Present, Ref: p.ref(slot)}
 		}
+		last := page.View{}
 		for x := p.extents; x != 0; x = s.extents.At(x).next {
+			e := s.extents.At(x)
+			if e.state() != extentOpen {
+				if e.view == last { // another copy
+					continue
+				}
+				last = e.view
+			}
 			extents++
-			if e := s.extents.At(x); e.state() == extentOpen || b.ep.lineages.accepted(e.lineage) {
+			if e.state() == extentOpen || b.ep.lineages.accepted(e.lineage) {
 				b.have = append(b.have, e.view)
 			}
 		}
@@ -209,7 +223,7 @@ func (b *batch) fitsQuota(rects []page.View) reason.Reason {
 		}
 		total += roundUp(uint64(n))
 	}
-	if q := b.ep.state.Quota; q != 0 && b.ep.bytes+total > q {
+	if q := b.ep.state.Quota; q != 0 && b.ep.charged+total > q {
 		return reason.QuotaExceeded
 	}
 	return reason.None
@@ -235,7 +249,7 @@ func (s *Shard) grant(b *batch, i int, rects []page.View, parent parentOf) Resul
 		x := uint32(0)
 		if lineage == 0 {
 			why = reason.LimitExceeded
-		} else if x = s.newExtent(slot, v, uint32(page.RegionBytes(v, b.f.geo.CellBytes, b.ev.ProvBytes)), lineage); x == 0 {
+		} else if x = s.newExtent(slot, v, s.o.Tier, uint32(page.RegionBytes(v, b.f.geo.CellBytes, b.ev.ProvBytes)), lineage); x == 0 {
 			b.ep.lineages.release(lineage)
 		}
 		if x == 0 {

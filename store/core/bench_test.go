@@ -4,6 +4,7 @@ package core
 
 import (
 	"encoding/binary"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -131,5 +132,95 @@ func BenchmarkExists(b *testing.B) {
 func BenchmarkPublish(b *testing.B) {
 	n := uint64(b.N+1023) &^ 1023
 	s, _ := fill(b, n)
+	runtime.KeepAlive(s)
+}
+
+// BenchmarkRestore files pages of earlier lives, 4,096 a batch, chains of 1,024 with their parents first (sequential) or
+// in any order, and settles them. ns/op is of one page, its share of Settle included.
+func BenchmarkRestore(b *testing.B) {
+	const pages = 1 << 20
+	for _, shuffled := range []bool{false, true} {
+		b.Run(map[bool]string{false: "sequential", true: "shuffled"}[shuffled], func(b *testing.B) {
+			st := testNamespace(1, 1)
+			f := familyIn(st, testGroup)
+			geo := testGeometry()
+			order := rand.New(rand.NewPCG(1, 2)).Perm(pages)
+			batch := make([]RestoredExtent, 4096)
+			hashes := make([]page.Hash, pages)
+			for i := range hashes {
+				hashes[i] = mustHash(benchHash(nil, uint64(i)))
+			}
+			size := page.RegionBytes(geo.Full(), geo.CellBytes, 40)
+			var spent, filed time.Duration
+			restored := 0
+			for b.Loop() {
+				s := New(Options{Policy: evict.NewLRU(0)})
+				s.Step(0, 1000, NamespaceChanged{st}, nil)
+				for at := 0; at < pages; at += len(batch) {
+					for j := range batch {
+						i := at + j
+						if shuffled {
+							i = order[i]
+						}
+						batch[j] = RestoredExtent{Family: f, Hash: hashes[i], Link: LinkRoot, View: geo.Full(), Lineage: []uint16{1},
+							Place: Place{evict.Disk, 1, int64(i) << 14, size}}
+						if i%1024 != 0 {
+							batch[j].Link, batch[j].Parent = LinkHash, hashes[i-1]
+						}
+					}
+					start := cpuTime()
+					s.Step(0, 1000, Restore{batch}, nil)
+					spent += cpuTime() - start
+				}
+				start := cpuTime()
+				s.Step(0, 1000, Settle{}, nil)
+				filed += cpuTime() - start
+				if n := s.Totals(); n.Pages != pages || n.Placeholders != 0 {
+					b.Fatalf("%d pages, %d placeholders", n.Pages, n.Placeholders)
+				}
+				restored += pages
+			}
+			b.ReportMetric(float64(spent.Nanoseconds())/float64(restored), "restore-ns/page")
+			b.ReportMetric(float64(filed.Nanoseconds())/float64(restored), "settle-ns/page")
+		})
+	}
+}
+
+// BenchmarkRead pins and unpins 64 pages a call, each with a copy in Host and one on Disk. ns/op is of one page.
+func BenchmarkRead(b *testing.B) {
+	const pages, perCall = 1 << 16, 64
+	s, f := fill(b, pages)
+	var out []Effect
+	var hashes []byte
+	at := int64(0)
+	for i := uint64(0); i < pages; i += 1024 {
+		hashes = hashes[:0]
+		for j := range uint64(1024) {
+			hashes = benchHash(hashes, i+j)
+		}
+		for _, e := range s.Step(0, 1000, Persist{Ticket: 3, Run: Run{f, hashes}}, nil) {
+			if t, ok := e.(Transfer); ok {
+				at += 1 << 14
+				out = s.Step(0, 1000, TransferDone{ID: t.ID, To: Place{evict.Disk, 1, at, t.From.Bytes}}, out[:0])
+			}
+		}
+	}
+	if n := s.Totals().Extents; n != 2*pages {
+		b.Fatalf("%d copies of %d pages", n, pages)
+	}
+	var runs [64]Run
+	for i := range runs {
+		runs[i].Family = f
+		for j := range uint64(perCall) {
+			runs[i].Hashes = benchHash(runs[i].Hashes, (uint64(i)*perCall+j)*2654435761%pages)
+		}
+	}
+	b.ReportAllocs()
+	b.ResetTimer()
+	for i := 0; i < b.N; i += perCall {
+		t := Ticket(10 + i)
+		out = s.Step(0, 1000, Read{Ticket: t, Principal: 1, Run: runs[i/perCall%len(runs)]}, out[:0])
+		out = s.Step(0, 1000, ReadDone{t}, out[:0])
+	}
 	runtime.KeepAlive(s)
 }

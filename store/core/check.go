@@ -4,13 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+
+	"github.com/quire-kv/quire/evict"
 )
 
 // Check verifies all invariants against a recount (tests, simulator). Not beside other methods: it counts in maps and
 // is slow.
 func (s *Shard) Check() error {
 	c := &checker{s: s, refs: map[uint32]uint32{}, lineages: map[*epoch]map[uint16]uint32{}, epochs: map[*epoch]*epoch{},
-		children: map[uint32]uint32{}, live: map[uint32]uint32{}, users: map[uint32]uint16{}, held: map[uint32]uint32{}}
+		children: map[uint32]uint32{}, live: map[uint32]uint32{}, near: map[uint32][2]uint32{}, users: map[uint32]uint16{},
+		held: map[uint32]uint32{}, landing: map[uint32]bool{}}
 	defer runtime.KeepAlive(s)
 	return errors.Join(c.countReaders(), c.countPages(), c.checkPages(), c.checkExtents(), c.checkLeases(),
 		c.checkPublications(), c.checkFamilies(), c.checkEpochs(), c.checkPools(), s.index.check(s))
@@ -23,7 +26,10 @@ type checker struct {
 	epochs   map[*epoch]*epoch // recounted
 	children map[uint32]uint32
 	live     map[uint32]uint32
+	near     map[uint32][2]uint32
 	users    map[uint32]uint16 // by extent
+	landing  map[uint32]bool   // extents that a transfer will own
+	tiers    [evict.NumTiers]uint64
 	held     map[uint32]uint32 // by slot: pins
 	listed   uint32            // extents found in pages
 	detached uint32
@@ -50,11 +56,27 @@ func (c *checker) countReaders() error {
 			c.users[x]++
 		}
 	}
-	for _, x := range c.s.transfers {
-		c.users[x]++
-		if !c.s.extents.At(x).moving() {
-			return fmt.Errorf("extent %d is in transfer and not marked", x)
+	for id, t := range c.s.transfers {
+		c.users[t.from]++
+		if t.id != id || c.s.copies[copying{t.from, t.to}] != t {
+			return fmt.Errorf("transfer %d is not found by its source", id)
 		}
+		if t.from == t.into {
+			if !c.s.extents.At(t.from).moving() {
+				return fmt.Errorf("extent %d is in transfer and not marked", t.from)
+			}
+			continue
+		}
+		c.users[t.into]++
+		c.landing[t.into] = true
+		from, into := c.s.extents.At(t.from), c.s.extents.At(t.into)
+		if from.view != into.view || into.tier() != t.to || into.place() != (Place{}) ||
+			into.state() == extentLanding && (from.state() != extentCommitted || from.owner != into.owner) {
+			return fmt.Errorf("transfer %d: copy %+v does not fit its source %+v", id, into, from)
+		}
+	}
+	if len(c.s.copies) != len(c.s.transfers) {
+		return fmt.Errorf("%d transfers, %d found by their source", len(c.s.transfers), len(c.s.copies))
 	}
 	return nil
 }
@@ -76,6 +98,13 @@ func (c *checker) countPages() error {
 			if p.has(flagHeld) {
 				c.live[p.parent]++
 			}
+			near := c.near[p.parent]
+			for n := range near {
+				if p.has(nearIn(firstNear + evict.Tier(n))) {
+					near[n]++
+				}
+			}
+			c.near[p.parent] = near
 		}
 	}
 	return nil
@@ -100,8 +129,11 @@ func (c *checker) checkPage(i uint32, p *pageRecord) error {
 	f := s.families.at(p.family)
 	t := s.tally(p, f.ep)
 	n := c.epoch(f.ep)
-	if p.children != c.children[i] || p.live != c.live[i] {
-		return fmt.Errorf("children %d live %d, counted %d %d", p.children, p.live, c.children[i], c.live[i])
+	if p.children != c.children[i] || p.live != c.live[i] || p.near != c.near[i] {
+		return fmt.Errorf("children %d live %d near %d, counted %d %d %d", p.children, p.live, p.near, c.children[i], c.live[i], c.near[i])
+	}
+	if p.flags&flagNear != t.near || p.has(flagGuarded|flagSettled) || p.has(flagQueued) && t.committed == 0 {
+		return fmt.Errorf("near %b, or a flag is left", t.near)
 	}
 	if !p.has(flagHeld|flagPinned) && p.children == 0 {
 		return errors.New("holds nothing and is named by nobody")
@@ -114,7 +146,7 @@ func (c *checker) checkPage(i uint32, p *pageRecord) error {
 	if p.has(flagUnknown) && p.parent != 0 {
 		return errors.New("unknown parent, and a parent")
 	}
-	if resting := s.sweep.cursor == 0 && !s.sweep.again; resting {
+	if resting := s.sweep.cursor == 0 && !s.sweep.again; resting && !s.restoring {
 		if p.has(flagAbsent) != (t.open == 0 && !t.accepted) {
 			return errors.New("absent flag is stale")
 		}
@@ -138,10 +170,23 @@ func (c *checker) checkPage(i uint32, p *pageRecord) error {
 	if p.has(flagOpen) != (len(s.open[i]) > 0) {
 		return errors.New("writers of an open page are not noted, or noted without grants")
 	}
-	return c.checkList(i, p, f, n)
+	if err := c.checkList(i, p, f, n); err != nil {
+		return err
+	}
+	charged := 0
+	for _, x := range s.committedOf(p) {
+		if !s.extents.At(x).spare() {
+			charged++
+		}
+	}
+	if charged != t.committed {
+		return fmt.Errorf("%d extents, %d are charged", t.committed, charged)
+	}
+	return nil
 }
 
-// checkList verifies the extents of a page: in order, inside the page, committed ones disjoint, and open ones.
+// checkList verifies the extents of a page: in order, inside the page, committed ones disjoint but for copies, which stand
+// together in tiers of their own, and open ones.
 func (c *checker) checkList(i uint32, p *pageRecord, f *family, n *epoch) error {
 	s := c.s
 	var seen []*extentRecord
@@ -150,28 +195,60 @@ func (c *checker) checkList(i uint32, p *pageRecord, f *family, n *epoch) error 
 		x := s.extents.At(j)
 		c.listed++
 		st := x.state()
-		if x.owner != i || st != extentOpen && st != extentCommitted {
+		if x.owner != i || !x.listed() {
 			return fmt.Errorf("extent %d: owner %d state %d", j, x.owner, st)
 		}
 		if x.view.Empty() || !full.Contains(x.view) {
 			return fmt.Errorf("extent %d: view %v", j, x.view)
 		}
-		if st == extentCommitted && x.place() == (Place{}) {
-			return fmt.Errorf("extent %d: committed nowhere", j)
+		if (st == extentCommitted) != (x.place() != (Place{})) && st != extentOpen || (st == extentLanding) != c.landing[j] {
+			return fmt.Errorf("extent %d: state %d at %v", j, st, x.place())
 		}
-		for _, y := range seen {
-			if st == y.state() && !x.view.Intersect(y.view).Empty() {
-				return fmt.Errorf("extents %v and %v overlap", x.view, y.view)
-			}
+		if len(seen) > 0 && x.before(seen[len(seen)-1]) {
+			return fmt.Errorf("extent %d: out of order", j)
+		}
+		if err := c.checkCopies(x, seen); err != nil {
+			return err
 		}
 		seen = append(seen, x)
 		if st == extentCommitted {
 			n.extents++
+			c.tiers[x.tier()]++
 		}
-		n.bytes += x.held()
+		c.account(n, x)
 		c.lineage(f.ep, x.lineage)
 	}
 	return nil
+}
+
+// checkCopies holds one extent against those before it in its page.
+func (c *checker) checkCopies(x *extentRecord, before []*extentRecord) error {
+	charged := !x.spare()
+	apart := false // an extent of another view stands between
+	for n := len(before) - 1; n >= 0; n-- {
+		y := before[n]
+		switch {
+		case (x.state() == extentOpen) != (y.state() == extentOpen):
+			continue
+		case x.state() == extentOpen || x.view != y.view:
+			if !x.view.Intersect(y.view).Empty() {
+				return fmt.Errorf("extents %v and %v overlap", x.view, y.view)
+			}
+			apart = true
+		case x.tier() == y.tier() || x.lineage != y.lineage || x.bytes != y.bytes || apart:
+			return fmt.Errorf("copies of %v in %v and %v do not fit", x.view, x.tier(), y.tier())
+		case charged && !y.spare():
+			return fmt.Errorf("two copies of %v are charged", x.view)
+		}
+	}
+	return nil
+}
+
+func (c *checker) account(n *epoch, x *extentRecord) {
+	n.bytes[x.tier()] += x.held()
+	if !x.spare() {
+		n.charged += x.held()
+	}
 }
 
 func (c *checker) checkExtents() error {
@@ -184,7 +261,7 @@ func (c *checker) checkExtents() error {
 		if x.users != c.users[i] {
 			return fmt.Errorf("extent %d: users %d, counted %d", i, x.users, c.users[i])
 		}
-		if st := x.state(); st == extentOpen || st == extentCommitted {
+		if x.listed() {
 			continue
 		}
 		c.detached++
@@ -196,7 +273,7 @@ func (c *checker) checkExtents() error {
 		}
 		ep := s.families.at(x.owner).ep
 		c.refs[x.owner]++
-		c.epoch(ep).bytes += x.held()
+		c.account(c.epoch(ep), x)
 		c.lineage(ep, x.lineage)
 	}
 	if c.listed+c.detached != s.extents.used {
@@ -342,16 +419,22 @@ func (c *checker) checkEpochs() error {
 	var pages, extents uint64
 	for i, ep := range c.s.epochs.order {
 		n := c.epoch(ep)
-		if ep.pages != n.pages || ep.extents != n.extents || ep.bytes != n.bytes || ep.pinned != n.pinned ||
+		if ep.pages != n.pages || ep.extents != n.extents || ep.bytes != n.bytes || ep.charged != n.charged || ep.pinned != n.pinned ||
 			ep.orphans != n.orphans || ep.families != n.families {
-			return fmt.Errorf("epoch %d: pages %d extents %d bytes %d pinned %d orphans %v families %d, counted %d %d %d %d %v %d", i,
-				ep.pages, ep.extents, ep.bytes, ep.pinned, ep.orphans, ep.families, n.pages, n.extents, n.bytes, n.pinned, n.orphans, n.families)
+			return fmt.Errorf("epoch %d: pages %d extents %d bytes %d charged %d pinned %d orphans %v families %d, counted %d %d %d %d %d %v %d", i,
+				ep.pages, ep.extents, ep.bytes, ep.charged, ep.pinned, ep.orphans, ep.families,
+				n.pages, n.extents, n.bytes, n.charged, n.pinned, n.orphans, n.families)
 		}
 		pages, extents = pages+ep.pages, extents+ep.extents
 		for h := range ep.lineages.all {
 			if ep.lineages.all[h].refs != c.lineages[ep][uint16(h)] {
 				return fmt.Errorf("epoch %d: lineage %d has %d references, counted %d", i, h, ep.lineages.all[h].refs, c.lineages[ep][uint16(h)])
 			}
+		}
+	}
+	for t := range c.tiers {
+		if c.s.totals.Tiers[t].Extents != c.tiers[t] {
+			return fmt.Errorf("%v: %d extents, counted %d", evict.Tier(t), c.s.totals.Tiers[t].Extents, c.tiers[t])
 		}
 	}
 	if t := c.s.totals; t.Pages != pages || t.Extents != extents || c.s.openOnly != c.openOnly {

@@ -14,6 +14,7 @@ func (s *Shard) commit(ev *Commit) {
 		return
 	}
 	r := Reply{Ticket: ev.Ticket, Token: ev.Token, Results: make([]Result, len(ev.Pages))}
+	idle := s.behind.empty()
 	for j, i := range ev.Pages {
 		r.Results[j] = s.commitPage(pub, i)
 	}
@@ -23,6 +24,9 @@ func (s *Shard) commit(ev *Commit) {
 		r.Until, r.TTL = pub.until, pub.until.Sub(s.now)
 	}
 	s.replyPublish(r)
+	if idle {
+		s.tellBehind()
+	}
 }
 
 func (s *Shard) commitPage(pub *publication, i uint32) Result {
@@ -91,9 +95,8 @@ func (s *Shard) settleLineages(pub *publication, pp *pubPage) reason.Reason {
 func (s *Shard) commitGrants(pub *publication, i int) Result {
 	pp := &pub.pages[i]
 	p := s.pages.At(pp.slot)
-	for x, next := p.extents, uint32(0); x != 0; x = next { // hidden extents make room
-		next = s.extents.At(x).next
-		if s.extents.At(x).state() == extentCommitted && s.overlapsGrant(pp, x) {
+	for _, x := range s.committedOf(p) { // hidden extents make room
+		if s.overlapsGrant(pp, x) {
 			s.dropCommitted(x, reason.Provenance)
 			s.settle(pp.slot) // its expiry goes with the last of them
 		}
@@ -101,8 +104,7 @@ func (s *Shard) commitGrants(pub *publication, i int) Result {
 	s.forgetOpen(pub, i)
 	for _, x := range pp.grants {
 		s.extents.At(x).setState(extentCommitted)
-		pub.ep.extents++
-		s.totals.Extents++
+		s.count(x)
 		s.announce(x, false, reason.None)
 	}
 	if pp.expiry != 0 && (p.expiry == 0 || pp.expiry < p.expiry) {
@@ -110,8 +112,6 @@ func (s *Shard) commitGrants(pub *publication, i int) Result {
 		s.sweep.noteExpiry(p.expiry)
 	}
 	p.declared = max(p.declared, pp.declared)
-	s.commits++
-	p.commits = uint32(s.commits)
 	p.set(flagGivenUp, false)
 	pp.outcome, pp.grants = Committed, nil
 	pub.openNow--
@@ -120,6 +120,7 @@ func (s *Shard) commitGrants(pub *publication, i int) Result {
 	if !p.has(flagComplete) {
 		s.watchIncomplete(pp.slot)
 	}
+	s.queueBehind(pp.slot)
 	pp.ref = p.ref(pp.slot)
 	return Result{Outcome: Committed, Ref: pp.ref}
 }

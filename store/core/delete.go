@@ -1,14 +1,31 @@
 package core
 
-import "github.com/quire-kv/quire/reason"
+import (
+	"github.com/quire-kv/quire/evict"
+	"github.com/quire-kv/quire/reason"
+)
 
-// delete hides pages at once. Grants in flight on them are revoked, so that what was deleted does not come back.
+// delete hides pages at once. Grants in flight on them are revoked, so that what was deleted does not come back. Its Reply
+// waits until what is being written of them to Disk has been freed there: else a crash could bring it back.
 func (s *Shard) delete(ev *Delete) {
-	r := Reply{Ticket: ev.Ticket}
+	d := &delayed{Reply: Reply{Ticket: ev.Ticket}}
 	for n := range ev.Runs {
-		r.Reason = s.eachPage(&ev.Runs[n], &r.Results, s.deletePage)
+		d.Reason = s.eachPage(&ev.Runs[n], &d.Results, func(i uint32) Result {
+			s.awaitWrites(i, d)
+			return s.deletePage(i)
+		})
 	}
-	s.emit(r)
+	d.answer(s)
+}
+
+// awaitWrites makes a Reply wait for the transfers of a page's extents to Disk.
+func (s *Shard) awaitWrites(i uint32, d *delayed) {
+	for x := s.pages.At(i).extents; x != 0; x = s.extents.At(x).next {
+		if t := s.copies[copying{x, evict.Disk}]; t != nil {
+			t.deletes = append(t.deletes, d)
+			d.waits++
+		}
+	}
 }
 
 func (s *Shard) deletePage(i uint32) Result {

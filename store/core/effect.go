@@ -48,22 +48,41 @@ type (
 		Token Token
 		Pages []uint32
 	}
-	// Transfer copies an extent to another place with verification; answered by TransferDone.
+	// Transfer copies an extent to another place, of its own tier (a move) or of another (a copy), with verification;
+	// answered by TransferDone.
 	Transfer struct {
 		ID        uint64
-		Extent    uint32
+		Extent    uint32 // whose bytes are at From
+		Into      uint32 // who will own the new place: Extent for a move, the record of the copy otherwise
 		Namespace page.NamespaceID
 		Epoch     page.Epoch
 		From      Place
 		To        evict.Tier
+		Expiry    clock.Wall // of the page, for a durable tier's note
+		Lineage   []uint16   // interned provenances that the extent rests on; immutable
 	}
+	// Landed answers Promote: Copy is in Host at Place and pinned by the Read until ReadDone, or Err says why not.
+	Landed struct {
+		Ticket Ticket
+		Extent uint32 // as named by Promote
+		Copy   uint32
+		Place  Place
+		Err    reason.Reason
+	}
+	// Behind says that there is something for WriteBehind, about so many bytes: commits queued it in an empty queue, some is
+	// left after a WriteBehind, or Disk takes bytes again.
+	Behind struct{ Bytes uint64 }
+	// Restored answers Restore, aligned with it: the record of each extent, 0 for what is refused, whose place the
+	// runtime gives back.
+	Restored struct{ Extents []uint32 }
 	// MoveRefused answers Move.
 	MoveRefused struct{ Extent uint32 }
 	// Free gives a place back; never issued while something reads it.
 	Free struct{ Place Place }
 	// Reclaimed ends a Reclaim: bytes that its Free effects give back, at once or when readers are done.
 	Reclaimed struct{ Bytes uint64 }
-	// Announce feeds WatchPages and, in a cluster, the directory. For a removal, Place still holds the header.
+	// Announce feeds WatchPages and, in a cluster, the directory: of each copy, Place says in which tier. For a removal,
+	// Place still holds the header. What Restore files is not announced.
 	Announce struct {
 		Seq     uint64 // per shard, from 1
 		Ref     PageRef
@@ -122,6 +141,9 @@ func (Reply) effect()       {}
 func (Alloc) effect()       {}
 func (Revoke) effect()      {}
 func (Transfer) effect()    {}
+func (Landed) effect()      {}
+func (Behind) effect()      {}
+func (Restored) effect()    {}
 func (MoveRefused) effect() {}
 func (Free) effect()        {}
 func (Reclaimed) effect()   {}

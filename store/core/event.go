@@ -134,11 +134,17 @@ type (
 		NoTouch   bool      // internal reads (stat, explain, verify) do not refresh recency
 		AnyView   bool      // serve what extents there are, complete or not (stat, explain, verify)
 	}
-	// ReadDone unpins what Read with this Ticket pinned. Exactly once per Reply of a Read.
+	// Hold pins the places of copies that Scan listed, as a Read would, those that are still there: Results says which.
+	Hold struct {
+		Ticket Ticket
+		Copies []Stored
+	}
+	// ReadDone unpins what Read or Hold with this Ticket pinned. Exactly once per Reply of these.
 	ReadDone struct{ Ticket Ticket }
 	// SessionGone ends the leases and publications of a session.
 	SessionGone struct{ Session Session }
-	// Delete hides pages at once; running leases and reads finish.
+	// Delete hides pages at once; running leases and reads finish. Its Reply comes when no Transfer to Disk of what it
+	// hid is under way any more: whatever was written has been freed by then.
 	Delete struct {
 		Ticket Ticket
 		Runs   []Run
@@ -172,14 +178,56 @@ type (
 	Reclaim struct {
 		Tier  evict.Tier
 		Bytes uint64
+		Clean bool // only copies of what is also in a lower tier: nothing is lost
 	}
-	// Move asks to move an extent out of a slab that is being emptied; answered by Transfer, or by MoveRefused
-	// when it is open, in use or gone.
+	// Move asks to move an extent out of a slab or segment that is being emptied; answered by Transfer, by the Free of
+	// its place when the copy is evicted instead, or by MoveRefused when it is open, in use or gone.
 	Move struct {
 		Extent uint32
 		From   Place
+		// Drop evicts what may be evicted and scores below it instead of moving it. The zero Score drops only what is
+		// doomed.
+		Drop evict.Score
 	}
-	// TransferDone answers Transfer. On success To is the new place; the old one is freed by the core.
+	// Promote asks for copies in Host of extents that the Read of this Ticket pinned elsewhere. Answered by one Landed
+	// for each, in any order, maybe many steps later; by none once the Read is over. What is deleted meanwhile lands for
+	// the Read alone, and goes with it.
+	Promote struct {
+		Ticket  Ticket // of the Read
+		Extents []uint32
+	}
+	// Persist asks that what is committed of pages is on Disk too: durable publications, and Begins that found
+	// their page present. Its Reply comes when the last Transfer is done: Committed, or Refused with why not: Absent
+	// (nothing accepted of View is stored, or no longer), Expired, Provenance, Busy (Disk takes nothing, or no record is
+	// left), or what the transfer said.
+	Persist struct {
+		Ticket Ticket
+		Run    Run
+		View   page.View // zero: the whole page
+	}
+	// WriteBehind asks for Transfers to Disk of about Bytes of what commits queued, parents before their children.
+	// What is doomed, or whose parent cannot be there, is left out. Ends with a Behind if some is left.
+	WriteBehind struct{ Bytes uint64 }
+	// Restore files copies on Disk that it kept from earlier lives of the process, the least recently used first, parents
+	// and children in any order; answered by Restored. Namespaces must be known before, and Settle must follow before
+	// anything else: what a page stands on is not known until then. Of two copies that overlap the first stays. In strict
+	// namespaces only whole pages are taken, since nothing says that one writer group wrote all parts of another.
+	Restore struct{ Extents []RestoredExtent }
+	// RestoredExtent is one of them.
+	RestoredExtent struct {
+		Place    Place
+		Family   page.Family
+		Hash     page.Hash
+		Link     Link // LinkHash, LinkUnknown or LinkRoot
+		Parent   page.Hash
+		View     page.View
+		Lineage  []uint16 // interned provenances; never empty
+		Declared float64
+		Expiry   clock.Wall
+	}
+	// Settle ends the Restores: depths and orphans are computed anew from parents, in one Step.
+	Settle struct{}
+	// TransferDone answers Transfer. On success To is the new place; what is not needed of the two is freed by the core.
 	TransferDone struct {
 		ID  uint64
 		To  Place
@@ -187,7 +235,7 @@ type (
 	}
 	// NamespaceChanged sets or replaces what the shard knows of a namespace's epoch.
 	NamespaceChanged struct{ Namespace NamespaceState }
-	// CorruptFound drops one extent that failed the node's own verification: absent from then on.
+	// CorruptFound drops one copy that failed the node's own verification: absent from then on, unless there is another.
 	CorruptFound struct {
 		Extent uint32
 		Place  Place
@@ -209,7 +257,7 @@ type NamespaceState struct {
 	Accepts   []uint64                  // bit per interned provenance: what is accepted now
 	Strict    bool
 	HashBytes int    // 16 to 64
-	Quota     uint64 // bytes, 0: none
+	Quota     uint64 // bytes, each extent once however many copies it has; 0: none
 }
 
 // Life is a namespace epoch's state.
@@ -252,6 +300,7 @@ func (Lookup) event()           {}
 func (Renew) event()            {}
 func (Release) event()          {}
 func (Read) event()             {}
+func (Hold) event()             {}
 func (ReadDone) event()         {}
 func (SessionGone) event()      {}
 func (Delete) event()           {}
@@ -262,6 +311,11 @@ func (Allocated) event()        {}
 func (Reclaim) event()          {}
 func (Move) event()             {}
 func (TransferDone) event()     {}
+func (Promote) event()          {}
+func (Persist) event()          {}
+func (WriteBehind) event()      {}
+func (Restore) event()          {}
+func (Settle) event()           {}
 func (NamespaceChanged) event() {}
 func (CorruptFound) event()     {}
 func (TierState) event()        {}

@@ -76,16 +76,19 @@ func (s *Shard) covers(p *pageRecord, ep *epoch, v page.View) reason.Reason {
 	return c.reason()
 }
 
-// coverage sums the cells of disjoint extents within a view.
+// coverage sums the cells of disjoint extents within a view, whose copies come one after the other: those under way too,
+// which are never alone.
 type coverage struct {
 	view             page.View
-	accepted, hidden int // cells
+	last             page.View // of the extent counted last
+	accepted, hidden int       // cells
 }
 
 func (c *coverage) add(x *extentRecord, t *lineageTable) {
-	if x.state() == extentOpen {
+	if x.state() == extentOpen || x.view == c.last {
 		return
 	}
+	c.last = x.view
 	n := c.view.Intersect(x.view).Cells()
 	if t.accepted(x.lineage) {
 		c.accepted += n

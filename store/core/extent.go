@@ -1,34 +1,60 @@
 package core
 
 import (
+	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/page"
 )
 
-// newExtent lists an open extent of view v on the page at slot, in order of view, and charges its bytes. 0 when there
-// is no record for it.
-func (s *Shard) newExtent(slot uint32, v page.View, bytes uint32, lineage uint16) uint32 {
+// newExtent lists an open extent of view v on the page at slot and charges its bytes; it takes over the reference to
+// lineage. 0 when there is no record for it.
+func (s *Shard) newExtent(slot uint32, v page.View, t evict.Tier, bytes uint32, lineage uint16) uint32 {
+	i := s.takeExtent()
+	if i == 0 {
+		return 0
+	}
+	x := s.extents.At(i)
+	*x = extentRecord{owner: slot, view: v, bytes: bytes, lineage: lineage, where: uint32(t)}
+	x.setState(extentOpen)
+	s.list(i)
+	ep := s.epochOf(slot)
+	ep.bytes[t] += x.held()
+	ep.charged += x.held()
+	return i
+}
+
+// takeExtent takes a record, within the bounds of the node.
+func (s *Shard) takeExtent() uint32 {
 	if !s.o.Ledger.takeRecords(0, 1) {
 		return 0
 	}
 	i := s.extents.take(func(x *extentRecord) uint32 { return x.next })
 	if i == 0 {
 		s.o.Ledger.giveRecords(0, 1)
-		return 0
 	}
-	x := s.extents.At(i)
-	*x = extentRecord{owner: slot, view: v, bytes: bytes, lineage: lineage, where: uint32(s.o.Tier)}
-	x.setState(extentOpen)
-	link := &s.pages.At(slot).extents
-	for *link != 0 && viewLess(s.extents.At(*link).view, v) {
-		link = &s.extents.At(*link).next
-	}
-	x.next, *link = *link, i
-	s.epochOf(slot).bytes += x.held()
 	return i
 }
 
-func viewLess(a, b page.View) bool { return a.H0 < b.H0 || a.H0 == b.H0 && a.L0 < b.L0 }
+// list puts an extent in its place among those of its page.
+func (s *Shard) list(i uint32) {
+	x := s.extents.At(i)
+	link := &s.pages.At(x.owner).extents
+	for *link != 0 && s.extents.At(*link).before(x) {
+		link = &s.extents.At(*link).next
+	}
+	x.next, *link = *link, i
+}
+
+// before is the order in a page: of views, then of tiers.
+func (x *extentRecord) before(y *extentRecord) bool {
+	switch a, b := x.view, y.view; {
+	case a.H0 != b.H0:
+		return a.H0 < b.H0
+	case a.L0 != b.L0:
+		return a.L0 < b.L0
+	}
+	return x.tier() < y.tier()
+}
 
 // unlist takes an extent out of its page's list. The caller settles the page.
 func (s *Shard) unlist(i uint32) {
@@ -46,8 +72,10 @@ func (s *Shard) dropOpen(i uint32) {
 	s.freeIfUnused(i)
 }
 
-// dropCommitted hides an extent: announced now, its place free once no one reads it. The caller settles the page.
+// dropCommitted hides a copy: announced now, its place free once no one reads it. Copies that are being made of it are
+// given up. The caller settles the page.
 func (s *Shard) dropCommitted(i uint32, why reason.Reason) {
+	s.giveUpCopies(i)
 	s.announce(i, true, why)
 	s.uncount(i)
 	to := extentZombie
@@ -58,21 +86,58 @@ func (s *Shard) dropCommitted(i uint32, why reason.Reason) {
 	s.freeIfUnused(i)
 }
 
-// uncount takes a committed extent out of the counters of its epoch.
-func (s *Shard) uncount(i uint32) {
-	ep := s.epochOf(s.extents.At(i).owner)
-	ep.extents--
-	s.totals.Extents--
+// count puts a copy that was committed into the counters; uncount takes it out.
+func (s *Shard) count(i uint32) {
+	x := s.extents.At(i)
+	s.epochOf(x.owner).extents++
+	s.totals.Extents++
+	s.totals.Tiers[x.tier()].Extents++
 }
 
-// detach makes an extent stand on its own: it keeps its family for the accounts until it is freed.
+func (s *Shard) uncount(i uint32) {
+	x := s.extents.At(i)
+	s.epochOf(x.owner).extents--
+	s.totals.Extents--
+	s.totals.Tiers[x.tier()].Extents--
+}
+
+// detach makes an extent stand on its own: it keeps its family for the accounts until it is freed. Another copy is
+// charged in its stead.
 func (s *Shard) detach(i uint32, to extentState) {
 	x := s.extents.At(i)
+	if !x.spare() && x.state() == extentCommitted {
+		if other := s.otherCopy(i); other != 0 {
+			s.extents.At(other).setSpare(false)
+			x.setSpare(true)
+		}
+	}
 	family := s.pages.At(x.owner).family
 	s.unlist(i)
 	s.families.retain(family)
 	x.owner = family
 	x.setState(to)
+}
+
+// otherCopy is another committed copy of a listed extent, the one of the dearest tier; 0: there is none.
+func (s *Shard) otherCopy(i uint32) uint32 {
+	x := s.extents.At(i)
+	for j := s.pages.At(x.owner).extents; j != 0; j = s.extents.At(j).next {
+		if y := s.extents.At(j); j != i && y.state() == extentCommitted && y.view == x.view {
+			return j
+		}
+	}
+	return 0
+}
+
+// copyIn is the committed copy in tier t of a listed extent, itself included; 0: there is none.
+func (s *Shard) copyIn(i uint32, t evict.Tier) uint32 {
+	x := s.extents.At(i)
+	for j := s.pages.At(x.owner).extents; j != 0; j = s.extents.At(j).next {
+		if y := s.extents.At(j); y.state() == extentCommitted && y.view == x.view && y.tier() == t {
+			return j
+		}
+	}
+	return 0
 }
 
 // freeIfUnused gives the place and the record of a detached extent back unless something still reads it.
@@ -85,7 +150,10 @@ func (s *Shard) freeIfUnused(i uint32) {
 		s.emit(Free{p})
 	}
 	ep := s.families.at(x.owner).ep
-	ep.bytes -= x.held()
+	ep.bytes[x.tier()] -= x.held()
+	if !x.spare() {
+		ep.charged -= x.held()
+	}
 	ep.lineages.release(x.lineage)
 	s.families.release(x.owner)
 	*x = extentRecord{next: s.extents.free}
@@ -104,6 +172,7 @@ func (s *Shard) unuse(i uint32) {
 
 func (s *Shard) epochOf(slot uint32) *epoch { return s.families.at(s.pages.At(slot).family).ep }
 
+// announce tells of a copy that is there now, or is about to go.
 func (s *Shard) announce(i uint32, removed bool, why reason.Reason) {
 	x := s.extents.At(i)
 	p := s.pages.At(x.owner)
@@ -112,7 +181,7 @@ func (s *Shard) announce(i uint32, removed bool, why reason.Reason) {
 		Seq: s.nextSeq, Ref: p.ref(x.owner), Family: s.families.at(p.family).key,
 		Place: x.place(), View: x.view, Removed: removed, Why: why,
 	})
-	if removed && why != reason.None {
+	if removed && why != reason.None && (why == reason.Corrupt || s.otherCopy(i) == 0) {
 		s.totals.Removed[why]++
 	}
 }

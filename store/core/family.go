@@ -17,8 +17,9 @@ type epoch struct {
 	lineages lineageTable
 	groups   map[[16]byte]int // live publications by writer group; strict namespaces only
 
-	pages, extents uint64 // committed
-	bytes          uint64 // of all places and grants, slack included
+	pages, extents uint64    // committed; each copy counts
+	bytes          tierBytes // of all places, grants and copies under way, slack included
+	charged        uint64    // of these, each extent once: what the quota bounds
 	pinned         uint64
 	orphans        [NumOrphanCauses]uint64
 	families       int

@@ -15,9 +15,11 @@ type Usage struct {
 	Namespace page.NamespaceID
 	Epoch     page.Epoch
 	Life      Life
-	Pages     uint64 // with at least one committed extent
-	Extents   uint64
-	Bytes     uint64 // of places, slot slack to 4 KiB included
+	Pages     uint64                 // with at least one committed extent
+	Extents   uint64                 // committed; each copy counts
+	Bytes     uint64                 // of places in all tiers, slot slack to 4 KiB included
+	Tiers     [evict.NumTiers]uint64 // the same by tier
+	Charged   uint64                 // each extent once, however many copies it has: what the quota bounds
 	Pinned    uint64
 	Orphans   [NumOrphanCauses]uint64
 }
@@ -32,6 +34,7 @@ const (
 	OrphanCorrupt
 	OrphanHidden  // the parent's provenance is no longer accepted
 	OrphanAborted // the parent was given up by its writer
+	OrphanLost    // the parent did not outlive the process
 	NumOrphanCauses
 )
 
@@ -56,8 +59,9 @@ type Explanation struct {
 	Served   bool // a whole-page read would be served now
 	Reason   reason.Reason
 	Complete bool
-	Open     int // extents being written
-	Parts    []Part
+	Open     int    // extents being written
+	Landing  int    // copies on their way to another tier
+	Parts    []Part // all copies, those of one extent one after the other
 	Depth    uint32
 	Children uint32
 	Pins     uint32
@@ -75,7 +79,8 @@ func (s *Shard) Usage(dst []Usage) []Usage {
 		}
 		dst = append(dst, Usage{
 			Namespace: ep.state.ID, Epoch: ep.state.Epoch, Life: ep.state.Life,
-			Pages: ep.pages, Extents: ep.extents, Bytes: ep.bytes, Pinned: ep.pinned, Orphans: ep.orphans,
+			Pages: ep.pages, Extents: ep.extents, Bytes: ep.bytes.sum(),
+			Tiers: ep.bytes, Charged: ep.charged, Pinned: ep.pinned, Orphans: ep.orphans,
 		})
 	}
 	return dst
@@ -145,8 +150,12 @@ func (s *Shard) Explain(now clock.Instant, wall clock.Wall, k *page.Key) Explana
 	}
 	for x := p.extents; x != 0; x = s.extents.At(x).next {
 		r := s.extents.At(x)
-		if r.state() == extentOpen {
+		switch r.state() {
+		case extentOpen:
 			e.Open++
+			continue
+		case extentLanding:
+			e.Landing++
 			continue
 		}
 		e.Parts = append(e.Parts, Part{
@@ -154,11 +163,12 @@ func (s *Shard) Explain(now clock.Instant, wall clock.Wall, k *page.Key) Explana
 		})
 	}
 	t := s.tally(p, ep)
-	e.Score = s.o.Policy.Worth(seconds(now), s.o.Tier, s.attrs(p, f, &t))
+	e.Score = s.o.Policy.Worth(seconds(now), evict.Ref(i), s.o.Tier, s.attrs(p, f, &t))
 	return e
 }
 
-// PlaceOf is a place of some committed extent of ref, for reading its header; ok is false for placeholders.
+// PlaceOf is a place of some committed extent of ref, in Host if it is there, for reading its header; ok is false for
+// placeholders.
 func (s *Shard) PlaceOf(ref PageRef) (p Place, v page.View, f page.Family, ok bool) {
 	defer runtime.KeepAlive(s)
 	if ref.Slot == 0 || ref.Slot > s.pages.top || s.pages.At(ref.Slot).gen != ref.Gen || s.pages.At(ref.Slot).family == 0 {
@@ -166,9 +176,12 @@ func (s *Shard) PlaceOf(ref PageRef) (p Place, v page.View, f page.Family, ok bo
 	}
 	r := s.pages.At(ref.Slot)
 	for i := r.extents; i != 0; i = s.extents.At(i).next {
-		if x := s.extents.At(i); x.state() == extentCommitted {
-			return x.place(), x.view, s.families.at(r.family).key, true
+		if x := s.extents.At(i); x.state() == extentCommitted && (!ok || x.tier() == evict.Host) {
+			p, v, f, ok = x.place(), x.view, s.families.at(r.family).key, true
+			if x.tier() == evict.Host {
+				break
+			}
 		}
 	}
-	return Place{}, page.View{}, page.Family{}, false
+	return p, v, f, ok
 }

@@ -71,6 +71,9 @@ func (t *lineageTable) slot() uint16 {
 	return uint16(len(t.all) - 1)
 }
 
+// retain takes another reference to a handle that is held.
+func (t *lineageTable) retain(h uint16) { t.all[h].refs++ }
+
 func (t *lineageTable) release(h uint16) {
 	l := &t.all[h]
 	if l.refs--; l.refs > 0 {

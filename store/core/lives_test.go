@@ -201,12 +201,33 @@ func TestLimitsOfAPage(t *testing.T) {
 			break
 		}
 		w.commit(f, r.Token, 0)
+		w.settleOnDisk(f, 0, 0, 1) // copies do not count
 	}
 	if n != page.MaxRects-1 {
 		t.Errorf("%d extents in one page, want %d", n, page.MaxRects-1)
 	}
 	if r := w.begin(layers(0, 600)); r.Results[0].Reason != reason.LimitExceeded {
 		t.Errorf("all holes at once: %s", show(r.Results[0]))
+	}
+	w.check()
+}
+
+// The time in which a page must become whole begins with its last commit.
+func TestEachCommitOfAnIncompletePageGivesTime(t *testing.T) {
+	w, f := newTestWorld(t, 1<<30)
+	for l := range uint16(2) {
+		w.publishView(w.beginEvent(chain(f, 0, 0, 1), page.View{H0: 0, H1: 1, L0: l, L1: l + 1}))
+		w.advance(50 * time.Second)
+	}
+	if level, _ := w.s.WaterLevel(w.now, evict.Host); level < 0 {
+		t.Error("given up 50 s after its last commit")
+	}
+	w.advance(11 * time.Second)
+	if level, _ := w.s.WaterLevel(w.now, evict.Host); level >= 0 {
+		t.Error("not given up 61 s after its last commit")
+	}
+	if n := len(w.s.incomplete.newest); n != 0 {
+		t.Errorf("%d pages are still watched", n)
 	}
 	w.check()
 }

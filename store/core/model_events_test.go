@@ -114,7 +114,9 @@ func (d *driver) expectRead(ev *Read, k mkey, l *mlease, got Result) {
 		}
 		cells |= maskOf(part.Take)
 		if !slices.ContainsFunc(ext, func(e *mextent) bool {
-			return e.pub == nil && e.place == part.Place && e.cells == maskOf(part.View) && d.m.accepted(e)
+			_, inHost := e.in(evict.Host)
+			return e.pub == nil && slices.Contains(e.places, part.Place) && e.cells == maskOf(part.View) && d.m.accepted(e) &&
+				inHost == (part.Place.Tier == evict.Host)
 		}) {
 			d.t.Fatalf("read of %v: bytes at %v are not its own", k, part.Place)
 		}
@@ -142,10 +144,20 @@ func (d *driver) deleteRun() {
 	for _, k := range keys {
 		had[k] = d.m.pages[k] != nil && len(d.m.pages[k].ext) > 0
 	}
+	var writing int
+	for _, tr := range d.w.transfers {
+		if k, known := d.find(tr.From); known && tr.To == evict.Disk && slices.Contains(keys, k) {
+			writing++
+		}
+	}
 	d.do(ev)
-	for i, res := range d.w.reply(ev.Ticket).Results {
-		if (res.Outcome == OK) != had[keys[i]] {
-			d.t.Fatalf("delete of %v: %s, had %v", keys[i], show(res), had[keys[i]])
+	r, answered := d.w.replies[ev.Ticket]
+	if answered != (writing == 0) {
+		d.t.Fatalf("delete answered: %v, while %d of its extents are being written", answered, writing)
+	}
+	for i := range keys {
+		if answered && (r.Results[i].Outcome == OK) != had[keys[i]] {
+			d.t.Fatalf("delete of %v: %s, had %v", keys[i], show(r.Results[i]), had[keys[i]])
 		}
 		for _, pub := range d.m.pubs {
 			for n, g := range pub.pages {
@@ -175,7 +187,7 @@ func (d *driver) pinRun() {
 		case p == nil || !p.committed() || p.expiry != 0 && d.w.wall >= p.expiry:
 			want = Miss
 		case ev.Unpin:
-		case !d.m.hold(l, keys[i], int(evict.Host)):
+		case !d.m.hold(l, keys[i]):
 			want = Refused
 		}
 		if res.Outcome != want {
@@ -221,7 +233,7 @@ func (d *driver) corrupt() {
 		at := e.place()
 		d.do(CorruptFound{Extent: x, Place: at})
 		for _, life := range d.m.gone {
-			life.gone = slices.DeleteFunc(life.gone, func(m *mextent) bool { return gone && m.place == at })
+			life.gone = slices.DeleteFunc(life.gone, func(m *mextent) bool { return gone && m.drop(at) && len(m.places) == 0 })
 		}
 		d.m.gc()
 	}
@@ -234,10 +246,17 @@ func (d *driver) move() {
 	}
 	n := len(d.w.transfers)
 	e := *d.w.s.extents.At(x)
-	d.do(Move{Extent: x, From: e.place()})
-	if movable := e.state() == extentCommitted && e.users == 0; movable != (len(d.w.transfers) == n+1) && e.place() != (Place{}) {
+	drop := evict.Score(d.int("drop", -1, 3))
+	frees := 0
+	d.do(Move{Extent: x, From: e.place(), Drop: drop})
+	for _, eff := range d.w.effects {
+		if f, ok := eff.(Free); ok && f.Place == e.place() {
+			frees++
+		}
+	}
+	if movable := e.state() == extentCommitted && e.users == 0; movable != (len(d.w.transfers)+frees == n+1) && e.place() != (Place{}) {
 		if _, known := d.find(e.place()); known { // may have expired in this very Step
-			d.t.Fatalf("move of an extent in state %d with %d users", e.state(), e.users)
+			d.t.Fatalf("move of an extent in state %d with %d users: %d transfers, %d freed", e.state(), e.users, len(d.w.transfers)-n, frees)
 		}
 	}
 }
@@ -247,22 +266,116 @@ func (d *driver) finishMove() {
 		return
 	}
 	i := d.int("transfer", 0, len(d.w.transfers)-1)
-	from, x := d.w.transfers[i].From, d.w.transfers[i].Extent
-	k, known := d.find(from)
+	tr := d.w.transfers[i]
+	k, known := d.find(tr.From)
 	why := reason.None
 	if d.chance("fails", 20) {
 		why = reason.Corrupt
 	}
-	d.m.expire(d.w.now)
+	d.prepare(TransferDone{ID: tr.ID})
 	d.w.finishTransfer(i, why)
-	if !known {
+	if !known || tr.Into != tr.Extent {
+		d.copied(k, known, tr, why)
 		return
 	}
 	for _, e := range d.m.pages[k].ext {
-		if e.pub == nil && e.place == from {
-			e.place = d.w.s.extents.At(x).place()
+		if e.drop(tr.From) {
+			e.places = append(e.places, d.w.s.extents.At(tr.Extent).place())
 		}
 	}
+}
+
+// copied files a copy that was announced.
+func (d *driver) copied(k mkey, known bool, tr Transfer, why reason.Reason) {
+	if len(d.added) == 0 {
+		return // it failed, or its source is gone
+	}
+	if !known || why != reason.None || len(d.added) > 1 || d.added[0].Place.Tier != tr.To || d.keyOf(d.added[0]) != k {
+		d.t.Fatalf("copy of %v from %v announced: %+v", k, tr.From, d.added)
+	}
+	for _, e := range d.m.pages[k].ext {
+		if e.pub == nil && slices.Contains(e.places, tr.From) {
+			e.places = append(e.places, d.added[0].Place)
+		}
+	}
+}
+
+func (d *driver) persist() {
+	run, keys := d.run()
+	ev := Persist{Ticket: d.w.ticket(), Run: run, View: d.view()}
+	d.do(ev)
+	r, ok := d.w.replies[ev.Ticket]
+	if !ok {
+		return // it waits, so something was to be written
+	}
+	for i, k := range keys {
+		p := d.m.pages[k]
+		accepted, hidden, _ := d.m.cells(p)
+		if p != nil && p.expiry != 0 && d.w.wall >= p.expiry {
+			accepted = 0
+		}
+		if stored := accepted&maskOf(ev.View) != 0; stored != (r.Results[i].Outcome == Committed) && r.Results[i].Reason != reason.Busy {
+			d.t.Fatalf("persist of %v: %s, accepted %08b, hidden %08b", k, show(r.Results[i]), accepted, hidden)
+		}
+		if r.Results[i].Outcome == Committed {
+			for _, e := range p.ext {
+				if _, there := e.in(evict.Disk); !there && e.pub == nil && d.m.accepted(e) && e.cells&maskOf(ev.View) != 0 {
+					d.t.Fatalf("persist of %v: done at once, and %v is not there", k, e)
+				}
+			}
+		}
+	}
+}
+
+func (d *driver) promote() {
+	if len(d.open) == 0 {
+		return
+	}
+	t := d.open[d.int("read", 0, len(d.open)-1)]
+	var parts []uint32
+	for _, res := range d.w.reply(t).Results {
+		for _, part := range res.Parts {
+			parts = append(parts, part.Extent)
+		}
+	}
+	d.w.landed = d.w.landed[:0]
+	d.do(Promote{Ticket: t, Extents: parts})
+	for _, l := range d.w.landed {
+		if l.Ticket != t || l.Err == reason.Absent || l.Err == reason.None && l.Place.Tier != evict.Host {
+			d.t.Fatalf("promoted: %+v", l)
+		}
+	}
+}
+
+// written holds a Transfer that a WriteBehind asked for against its rule: where every page before is needed, the parent is on
+// Disk, or on its way there.
+func (d *driver) written(tr Transfer) {
+	k, known := d.find(tr.From)
+	if !known {
+		d.t.Fatalf("write-behind of %+v, which is nowhere", tr)
+	}
+	p := d.m.pages[k]
+	if p.parent == nil || d.m.st.Groups[k.group].Parents != ParentPrefix {
+		return
+	}
+	if d.m.doomed(k, d.w.wall) && d.rest {
+		d.t.Fatalf("write-behind of %v, which is doomed", k)
+	}
+	for _, e := range d.m.pages[*p.parent].ext {
+		if _, ok := e.in(evict.Disk); ok {
+			return
+		}
+	}
+	if !slices.Contains(d.copiedTo(*p.parent), evict.Disk) {
+		d.t.Fatalf("write-behind of %v before its parent", k)
+	}
+}
+
+func (d *driver) restart() {
+	d.m.expire(d.w.now)
+	d.w.restart(d.m.st)
+	d.m.restart(d.w.wall)
+	d.open, d.asked = nil, nil
 }
 
 func (d *driver) advance() {

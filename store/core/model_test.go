@@ -2,8 +2,10 @@ package core
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 
+	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/page"
@@ -45,7 +47,7 @@ func maskOf(v page.View) (m mask) {
 }
 
 func (e *mextent) String() string {
-	return fmt.Sprintf("%08b %v %v open %v", e.cells, e.lineage, e.place, e.pub != nil)
+	return fmt.Sprintf("%08b %v %v open %v", e.cells, e.lineage, e.places, e.pub != nil)
 }
 
 type lineageSet map[uint16]bool
@@ -60,8 +62,25 @@ func (s lineageSet) add(o lineageSet) {
 type mextent struct {
 	cells   mask
 	lineage lineageSet
-	place   Place
-	pub     *mpub // open
+	places  []Place // of copies, each in a tier of its own
+	pub     *mpub   // open
+}
+
+// in is the copy in a tier.
+func (e *mextent) in(t evict.Tier) (p Place, ok bool) {
+	for _, p := range e.places {
+		if p.Tier == t {
+			return p, true
+		}
+	}
+	return p, false
+}
+
+// drop removes the copy at a place.
+func (e *mextent) drop(at Place) (found bool) {
+	n := len(e.places)
+	e.places = slices.DeleteFunc(e.places, func(p Place) bool { return p == at })
+	return len(e.places) < n
 }
 
 type mpage struct {
@@ -77,7 +96,7 @@ type mlife struct {
 	key    mkey
 	pins   int
 	payer  payer
-	bytes  uint64
+	bytes  tierBytes
 	gone   []*mextent // after the end
 	ended  bool
 	expiry clock.Wall
@@ -193,13 +212,6 @@ func (m *model) named(k mkey) bool {
 		}
 	}
 	return false
-}
-
-// evictable: a committed leaf that nothing holds.
-func (m *model) evictable(k mkey) bool {
-	p := m.pages[k]
-	_, _, open := m.cells(p)
-	return p.committed() && open == 0 && p.life.pins == 0 && !m.hasLiveChild(k)
 }
 
 // orphan: what it stands on is gone.
@@ -459,13 +471,15 @@ func (m *model) end(k mkey) {
 	p.ext, p.life, p.expiry = open, &mlife{key: k}, 0
 }
 
-// drop removes one committed extent.
+// drop removes one copy of a committed extent.
 func (m *model) drop(k mkey, at Place) error {
 	p := m.pages[k]
 	if p != nil {
 		for j, e := range p.ext {
-			if e.pub == nil && e.place == at {
-				p.ext = append(p.ext[:j:j], p.ext[j+1:]...)
+			if e.pub == nil && e.drop(at) {
+				if len(e.places) == 0 {
+					p.ext = append(p.ext[:j:j], p.ext[j+1:]...)
+				}
 				if !p.committed() {
 					p.expiry = 0
 				}
@@ -478,41 +492,43 @@ func (m *model) drop(k mkey, at Place) error {
 
 // ---- leases
 
-func (m *model) charged(match func(*mlife) bool) (n uint64) {
+func (m *model) charged(t int, match func(*mlife) bool) (n uint64) {
 	for _, p := range m.pages {
 		if p.life.pins > 0 && match(p.life) {
-			n += p.life.bytes
+			n += p.life.bytes[t]
 		}
 	}
 	for _, l := range m.gone {
 		if match(l) {
-			n += l.bytes
+			n += l.bytes[t]
 		}
 	}
 	return n
 }
 
-// hold pins a page for l if the budgets allow.
-func (m *model) hold(l *mlease, k mkey, tier int) bool {
+// hold pins a page for l if the budgets of all tiers it is in allow.
+func (m *model) hold(l *mlease, k mkey) bool {
 	p := m.pages[k]
 	if l.entries[k] == p.life {
 		return true
 	}
 	if p.life.pins == 0 {
-		var bytes uint64
+		var bytes tierBytes
 		for _, e := range p.ext {
-			if e.pub == nil {
-				bytes += roundUp(uint64(e.place.Bytes))
+			for _, at := range e.places {
+				bytes[at.Tier] += roundUp(uint64(at.Bytes))
 			}
 		}
-		capacity := float64(m.limit.Capacity[tier])
-		over := func(share float64, match func(*mlife) bool) bool {
-			return capacity > 0 && float64(m.charged(match)+bytes) > share*capacity
-		}
-		if over(1./2, func(*mlife) bool { return true }) ||
-			over(1./4, func(x *mlife) bool { return x.payer.principal == l.by.principal }) ||
-			l.by.session != 0 && over(1./8, func(x *mlife) bool { return x.payer.session == l.by.session }) {
-			return false
+		for t := range bytes {
+			capacity := float64(m.limit.Capacity[t])
+			over := func(share float64, match func(*mlife) bool) bool {
+				return bytes[t] > 0 && capacity > 0 && float64(m.charged(t, match)+bytes[t]) > share*capacity
+			}
+			if over(1./2, func(*mlife) bool { return true }) ||
+				over(1./4, func(x *mlife) bool { return x.payer.principal == l.by.principal }) ||
+				l.by.session != 0 && over(1./8, func(x *mlife) bool { return x.payer.session == l.by.session }) {
+				return false
+			}
 		}
 		p.life.payer, p.life.bytes = l.by, bytes
 	}

@@ -1,6 +1,8 @@
 package core
 
 import (
+	"math/bits"
+
 	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/page"
@@ -41,24 +43,47 @@ func (s *Shard) unfile(i uint32) {
 	s.o.Ledger.giveRecords(1, 0)
 }
 
+// tierSet is a bit per tier.
+type tierSet uint8
+
+func (t tierSet) has(x evict.Tier) bool { return t>>x&1 != 0 }
+
 // tally is what a walk over the extents of a page finds.
 type tally struct {
-	open, committed  int
+	open, committed  int  // extents; copies of one count once
 	accepted, hidden bool // has a committed extent of that kind
-	moving           bool
-	cells            int // committed
+	moving           bool // a copy of it moves or is being made
+	cells            int  // committed
 	bytes            uint64
-	tierOf           [evict.NumTiers]bool // committed
 	lineage          uint16
+
+	near pageFlags // flagNear: where it has an extent of any state
+	in   tierSet   // where it has committed copies
+	sole tierSet   // where it has the only copy of an extent
+	last tierSet   // where it has a copy of an extent of which no lower tier has one
 }
 
 func (s *Shard) tally(p *pageRecord, ep *epoch) (t tally) {
+	var view page.View // of the extent whose copies are being counted
+	var copies tierSet // of it
 	for i := p.extents; i != 0; i = s.extents.At(i).next {
 		x := s.extents.At(i)
-		if x.state() == extentOpen {
+		t.near |= nearIn(x.tier())
+		switch x.state() {
+		case extentOpen:
 			t.open++
 			continue
+		case extentLanding:
+			t.moving = true
+			continue
 		}
+		t.moving = t.moving || x.moving()
+		if x.view == view {
+			copies |= 1 << x.tier()
+			continue
+		}
+		t.addCopies(copies)
+		view, copies = x.view, 1<<x.tier()
 		if t.committed++; t.committed == 1 {
 			t.lineage = x.lineage
 		} else if x.lineage != t.lineage {
@@ -66,12 +91,22 @@ func (s *Shard) tally(p *pageRecord, ep *epoch) (t tally) {
 		}
 		ok := ep.lineages.accepted(x.lineage)
 		t.accepted, t.hidden = t.accepted || ok, t.hidden || !ok
-		t.moving = t.moving || x.moving()
 		t.cells += x.view.Cells() // committed extents are disjoint
 		t.bytes += x.held()
-		t.tierOf[x.tier()] = true
 	}
+	t.addCopies(copies)
 	return t
+}
+
+// addCopies adds the tiers that one extent is in.
+func (t *tally) addCopies(copies tierSet) {
+	t.in |= copies
+	if copies&(copies-1) == 0 {
+		t.sole |= copies
+	}
+	if copies != 0 {
+		t.last |= 1 << (bits.Len8(uint8(copies)) - 1)
+	}
 }
 
 // settle computes anew all that follows from a page's extents, its pins and its parent, and passes it on to the
@@ -85,6 +120,7 @@ func (s *Shard) settle(i uint32) {
 	full := f.geo.Full()
 
 	p.lineage = t.lineage
+	p.flags = p.flags&^flagNear | t.near
 	p.set(flagOpen, t.open > 0)
 	p.set(flagCommitted, t.committed > 0)
 	p.set(flagComplete, t.committed > 0 && t.cells == full.Cells())
@@ -94,14 +130,14 @@ func (s *Shard) settle(i uint32) {
 	}
 	if t.committed == 0 {
 		p.expiry, p.declared = 0, 0
-		p.set(flagGivenUp, false)
+		p.set(flagGivenUp|flagQueued, false)
 	}
 	if p.has(flagComplete) || !p.has(flagHeld) {
 		delete(s.groups, i)
 	}
 	s.settleParent(p, &before)
 	s.settleOrphan(p, &f.geo)
-	if (before.flags^p.flags)&(flagAbsent|flagOrphan) != 0 && p.live > 0 {
+	if (before.flags^p.flags)&(flagAbsent|flagOrphan) != 0 && p.live > 0 && !s.restoring {
 		s.sweep.request() // the children find out as it walks them
 	}
 	s.settleCounts(f.ep, p, &before)
@@ -113,13 +149,11 @@ func (s *Shard) settle(i uint32) {
 	}
 }
 
-// settleParent tells the parent whether this child is live.
+// settleParent tells the parent where this child is.
 func (s *Shard) settleParent(p, before *pageRecord) {
-	now, was := p.has(flagHeld), before.has(flagHeld)
-	if now == was || p.parent == 0 {
-		return
+	if (p.flags^before.flags)&(flagHeld|flagNear) != 0 && p.parent != 0 {
+		s.countChild(p.parent, before.flags, p.flags)
 	}
-	s.addLive(p.parent, now)
 }
 
 func (s *Shard) settleCounts(ep *epoch, p, before *pageRecord) {
@@ -153,27 +187,43 @@ func (s *Shard) settlePolicy(i uint32, p *pageRecord, f *family, t *tally, befor
 		return
 	}
 	s.o.Policy.Insert(seconds(s.now), ref, s.attrs(p, f, t))
-	for tier, in := range t.tierOf {
-		s.o.Policy.SetEvictable(ref, evict.Tier(tier), in && s.evictable(p, t.moving))
-	}
-}
-
-// evictable: committed, nothing in flight, unpinned, and a leaf. With one tier each copy is the last one, so leaf of
-// the tier and leaf of the node are the same.
-func (s *Shard) evictable(p *pageRecord, moving bool) bool {
-	return p.has(flagCommitted) && !p.has(flagOpen|flagPinned|flagGuarded) && !moving && p.live == 0
+	s.settleEvictable(i, p, t)
 }
 
 // reconsider is settle where only the children or the pins of a page changed.
 func (s *Shard) reconsider(i uint32) {
-	p := s.pages.At(i)
-	if !p.has(flagCommitted) {
-		return
+	if p := s.pages.At(i); p.has(flagCommitted) {
+		t := s.tally(p, s.epochOf(i))
+		s.settleEvictable(i, p, &t)
 	}
-	t := s.tally(p, s.epochOf(i))
-	for tier, in := range t.tierOf {
-		s.o.Policy.SetEvictable(evict.Ref(i), evict.Tier(tier), in && s.evictable(p, t.moving))
+}
+
+func (s *Shard) settleEvictable(i uint32, p *pageRecord, t *tally) {
+	from := s.evictable(i, p, t)
+	for tier := range evict.NumTiers {
+		s.o.Policy.SetEvictable(evict.Ref(i), tier, from.has(tier))
 	}
+}
+
+// evictable says from which tiers a page may go, as the contract of evict.Policy has it.
+func (s *Shard) evictable(i uint32, p *pageRecord, t *tally) tierSet {
+	if !p.has(flagCommitted) || p.has(flagOpen|flagGuarded) || t.moving {
+		return 0
+	}
+	from := t.in
+	if p.live > 0 || p.has(flagPinned) {
+		from &^= t.sole
+	}
+	for tier := range evict.NumTiers {
+		children := p.live
+		if tier >= firstNear {
+			children = p.near[tier-firstNear]
+		}
+		if children > 0 || p.has(flagPinned) && s.pins[i].bytes[tier] > 0 {
+			from &^= 1 << tier
+		}
+	}
+	return from
 }
 
 func (s *Shard) attrs(p *pageRecord, f *family, t *tally) evict.Attrs {
@@ -189,8 +239,8 @@ func (s *Shard) attrs(p *pageRecord, f *family, t *tally) evict.Attrs {
 	return a
 }
 
-// end ends the life of what is committed of a page: hidden and announced now. Bytes that leases hold stay readable
-// under these; the others are free as soon as no one reads them. Grants in flight are not touched.
+// end ends the life of what is committed of a page, all copies: hidden and announced now. Bytes that leases hold stay
+// readable under these; the others are free as soon as no one reads them. Grants in flight are not touched.
 func (s *Shard) end(i uint32, why reason.Reason, cause OrphanCause) (held uint64) {
 	p := s.pages.At(i)
 	s.unpinOperators(i)
@@ -198,16 +248,13 @@ func (s *Shard) end(i uint32, why reason.Reason, cause OrphanCause) (held uint64
 	if p.has(flagPinned) {
 		g = s.moveToGone(i)
 	}
-	for x, next := p.extents, uint32(0); x != 0; x = next {
-		next = s.extents.At(x).next
-		if s.extents.At(x).state() == extentOpen {
-			continue
-		}
+	for _, x := range s.committedOf(p) {
 		held += s.extents.At(x).held()
 		if g == nil {
 			s.dropCommitted(x, why)
 			continue
 		}
+		s.giveUpCopies(x)
 		s.announce(x, true, why)
 		s.uncount(x)
 		s.detach(x, extentGone)
@@ -218,6 +265,17 @@ func (s *Shard) end(i uint32, why reason.Reason, cause OrphanCause) (held uint64
 	p.gen++
 	s.settle(i)
 	return held
+}
+
+// committedOf lists the committed copies of a page, those of one extent together, in scratch memory.
+func (s *Shard) committedOf(p *pageRecord) []uint32 {
+	s.listed = s.listed[:0]
+	for x := p.extents; x != 0; x = s.extents.At(x).next {
+		if s.extents.At(x).state() == extentCommitted {
+			s.listed = append(s.listed, x)
+		}
+	}
+	return s.listed
 }
 
 // stands says whether a page may be built on: an extent of it is open, or committed and accepted, in time.

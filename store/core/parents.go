@@ -1,22 +1,34 @@
 package core
 
 import (
+	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/page"
 )
 
-// addLive counts a child of i that got its first extent, or lost its last.
-func (s *Shard) addLive(i uint32, up bool) {
-	p := s.pages.At(i)
-	if up {
-		p.live++
-	} else {
-		p.live--
+// countChild counts what changed of a child: which flags it had, and which it has.
+func (s *Shard) countChild(parent uint32, was, now pageFlags) {
+	p := s.pages.At(parent)
+	if had, has := was&flagHeld != 0, now&flagHeld != 0; had != has {
+		if has {
+			p.live++
+		} else {
+			p.live--
+		}
+		if p.has(flagAbsent) {
+			s.countOrphans(s.epochOf(parent), p, 1, has)
+		}
 	}
-	if p.has(flagAbsent) {
-		s.countOrphans(s.epochOf(i), p, 1, up)
+	for n := range p.near {
+		switch near := nearIn(firstNear + evict.Tier(n)); {
+		case was&near == now&near:
+		case now&near != 0:
+			p.near[n]++
+		default:
+			p.near[n]--
+		}
 	}
-	s.reconsider(i)
+	s.reconsider(parent)
 }
 
 // countOrphans counts children of an absent page, by the cause of its absence. A retired epoch makes no orphans worth
@@ -28,7 +40,7 @@ func (s *Shard) countOrphans(ep *epoch, parent *pageRecord, n int64, up bool) {
 		return
 	}
 	ep.orphans[cause] += uint64(n)
-	if ep.state.Life != Retired {
+	if ep.state.Life != Retired && !s.restoring {
 		s.totals.Orphaned[cause] += uint64(n)
 	}
 }
@@ -44,8 +56,12 @@ func (s *Shard) setCause(i uint32, c OrphanCause) {
 	p.setCause(c)
 }
 
-// settleOrphan decides whether a page lost what it stands on. Only groups that need every page before can.
+// settleOrphan decides whether a page lost what it stands on. Only groups that need every page before can. While pages
+// are restored, what seems lost may still come.
 func (s *Shard) settleOrphan(p *pageRecord, g *Geometry) {
+	if s.restoring {
+		return
+	}
 	orphan := false
 	if p.parent != 0 && g.Parents == ParentPrefix && p.has(flagHeld) {
 		orphan = s.pages.At(p.parent).has(flagAbsent | flagOrphan)
@@ -60,7 +76,7 @@ func (s *Shard) setParent(i, parent uint32, unknown bool) {
 	old := p.parent
 	if old != parent {
 		if old != 0 && p.has(flagHeld) {
-			s.addLive(old, false)
+			s.countChild(old, p.flags, 0)
 		}
 		p.parent, p.depth = parent, 0
 		if parent != 0 {
@@ -70,7 +86,7 @@ func (s *Shard) setParent(i, parent uint32, unknown bool) {
 				p.depth-- // saturates
 			}
 			if p.has(flagHeld) {
-				s.addLive(parent, true)
+				s.countChild(parent, 0, p.flags)
 			}
 		}
 		s.unname(old)
@@ -169,10 +185,11 @@ func (s *Shard) descends(i, root uint32) bool {
 	if s.pages.At(root).children == 0 {
 		return i == root
 	}
-	for ; i != 0; i = s.pages.At(i).parent {
-		if i == root {
+	for n := s.pages.used; i != 0; i = s.pages.At(i).parent {
+		if i == root || n == 0 { // before Settle there may be circles
 			return true
 		}
+		n--
 	}
 	return false
 }

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/page"
@@ -82,17 +83,11 @@ func (s *Shard) readPage(ev *Read, ep *epoch, v page.View, l *lease, key pageKey
 		return Result{Outcome: Miss, Reason: reason.Absent}
 	}
 	p := s.pages.At(i)
-	s.listed = s.listed[:0]
-	for x := p.extents; x != 0; x = s.extents.At(x).next {
-		if s.extents.At(x).state() == extentCommitted {
-			s.listed = append(s.listed, x)
-		}
-	}
-	return s.assemble(ev, ep, v, p.ref(i), s.listed, p.expiry)
+	return s.assemble(ev, ep, v, p.ref(i), s.committedOf(p), p.expiry)
 }
 
-// assemble takes from each extent what serves v, and counts as its user. Extents of a page are disjoint, so together these tile the view, one
-// rectangle an extent, in order of head and layer.
+// assemble takes from each extent what serves v, out of its best copy, and counts as its user. Extents of a page are
+// disjoint, so together these tile the view, one rectangle an extent, in order of head and layer.
 func (s *Shard) assemble(ev *Read, ep *epoch, v page.View, ref PageRef, extents []uint32, expiry clock.Wall) Result {
 	miss := Result{Outcome: Miss, Ref: ref}
 	switch {
@@ -105,7 +100,9 @@ func (s *Shard) assemble(ev *Read, ep *epoch, v page.View, ref PageRef, extents 
 	}
 	c := coverage{view: v}
 	var parts []Part
-	for _, i := range extents {
+	for len(extents) > 0 {
+		i, copies := s.bestCopy(extents)
+		extents = extents[copies:]
 		x := s.extents.At(i)
 		c.add(x, &ep.lineages)
 		take := v.Intersect(x.view)
@@ -131,4 +128,17 @@ func (s *Shard) assemble(ev *Read, ep *epoch, v page.View, ref PageRef, extents 
 		s.extents.At(p.Extent).users++
 	}
 	return Result{Outcome: OK, Ref: ref, Parts: parts}
+}
+
+// bestCopy is the copy that serves readers of the extent that a list begins with, and how many it has: the one in Host,
+// else that of the dearest tier.
+func (s *Shard) bestCopy(extents []uint32) (best uint32, copies int) {
+	best = extents[0]
+	view := s.extents.At(best).view
+	for copies = 1; copies < len(extents) && s.extents.At(extents[copies]).view == view; copies++ {
+		if s.extents.At(extents[copies]).tier() == evict.Host {
+			best = extents[copies]
+		}
+	}
+	return best, copies
 }

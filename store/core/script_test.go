@@ -22,17 +22,18 @@ type script struct {
 	st    NamespaceState
 	names map[string]any // Token or LeaseID
 	reads map[string]Ticket
+	waits map[Ticket]string // Persists
 }
 
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
-		s := &script{names: map[string]any{}, reads: map[string]Ticket{}}
+		s := &script{names: map[string]any{}, reads: map[string]Ticket{}, waits: map[Ticket]string{}}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			if d.Cmd == "new" {
 				return s.start(t, d)
 			}
 			s.w.t = t
-			s.w.tier.t = t
+			s.w.tier.t, s.w.disk.t = t, t
 			out := s.run(t, d)
 			s.w.check()
 			return out
@@ -44,7 +45,7 @@ func (s *script) start(t *testing.T, d *datadriven.TestData) string {
 	pages, quota := 1000, 0
 	d.MaybeScanArgs(t, "pages", &pages)
 	d.MaybeScanArgs(t, "quota", &quota)
-	s.w = newWorld(t, int64(pages)*12288, Options{})
+	s.w = newWorld(t, int64(pages)*12288, Options{WriteBehind: d.HasArg("behind")})
 	s.st = testNamespace(1, 1)
 	s.st.Strict = d.HasArg("strict")
 	s.st.Quota = uint64(quota) * 12288
@@ -132,12 +133,45 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	case "reclaim":
 		n := 0
 		d.ScanArgs(t, "pages", &n)
-		w.do(Reclaim{Tier: evict.Host, Bytes: uint64(n) * 12288})
+		w.do(Reclaim{Tier: s.tier(t, d), Bytes: uint64(n) * 12288, Clean: d.HasArg("clean")})
 	case "corrupt":
-		r := s.pages(t, d)
-		i := w.s.index.find(fingerprintOf(r.Hashes, w.s.o.FingerprintKey), w.s.families.ids[r.Family])
-		x := w.s.pages.At(i).extents
+		x := s.copyOf(t, d)
 		w.do(CorruptFound{x, w.s.extents.At(x).place()})
+	case "move":
+		x, drop := s.copyOf(t, d), 0
+		d.MaybeScanArgs(t, "drop", &drop)
+		w.do(Move{Extent: x, From: w.s.extents.At(x).place(), Drop: evict.Score(drop)})
+	case "persist":
+		s.waits[ticket] = d.CmdArgs[0].Key
+		w.do(Persist{Ticket: ticket, Run: s.pages(t, d), View: s.view(t, d)})
+		return s.effects(0)
+	case "promote":
+		w.promote(w.reply(s.reads[d.CmdArgs[0].Key]))
+	case "behind":
+		n := 0
+		d.ScanArgs(t, "pages", &n)
+		w.do(WriteBehind{Bytes: uint64(n) * 12288})
+	case "finish": // the first n transfers
+		n, why := 1, reason.None
+		d.MaybeScanArgs(t, "n", &n)
+		if d.HasArg("busy") {
+			why = reason.Busy
+		} else if d.HasArg("corrupt") {
+			why = reason.Corrupt
+		}
+		shown := ""
+		for range n {
+			w.finishTransfer(0, why)
+			shown += s.effects(0)
+		}
+		return shown
+	case "writable", "readonly":
+		w.do(TierState{Tier: s.tier(t, d), Writable: d.Cmd == "writable"})
+	case "where":
+		return s.where(t, d)
+	case "restart":
+		w.restart()
+		return fmt.Sprintf("restored %d of %d\n", w.s.Totals().Extents, len(w.restored))
 	case "accept":
 		s.st.Accepts = []uint64{0}
 		for _, a := range d.CmdArgs {
@@ -168,6 +202,37 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		d.Fatalf(t, "unknown command %q", d.Cmd)
 	}
 	return s.effects(ticket)
+}
+
+// tier is the one named, or Host.
+func (s *script) tier(t *testing.T, d *datadriven.TestData) evict.Tier {
+	var name string
+	if d.MaybeScanArgs(t, "tier", &name); name == "disk" {
+		return evict.Disk
+	}
+	return evict.Host
+}
+
+// copyOf is the record of the first extent of a page in a tier.
+func (s *script) copyOf(t *testing.T, d *datadriven.TestData) uint32 {
+	r := s.pages(t, d)
+	i := s.w.s.index.find(fingerprintOf(r.Hashes, s.w.s.o.FingerprintKey), s.w.s.families.ids[r.Family])
+	return s.w.s.copyIn(s.w.s.pages.At(i).extents, s.tier(t, d))
+}
+
+// where lists the tiers of pages.
+func (s *script) where(t *testing.T, d *datadriven.TestData) string {
+	var b strings.Builder
+	r := s.pages(t, d)
+	for i := range len(r.Hashes) / testHashBytes {
+		e := s.w.s.Explain(s.w.now, s.w.wall, &page.Key{Family: r.Family, Hash: mustHash(r.Hashes[i*testHashBytes:][:testHashBytes])})
+		fmt.Fprintf(&b, "%d:", i)
+		for _, p := range e.Parts {
+			fmt.Fprintf(&b, " %v %v", p.Place.Tier, p.View)
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
 }
 
 func (s *script) begin(t *testing.T, d *datadriven.TestData, ticket Ticket) {
@@ -241,18 +306,37 @@ func (s *script) effects(ticket Ticket) string {
 			if e.Ticket == ticket {
 				s.reply(&b, e)
 			}
+			if pages, ok := s.waits[e.Ticket]; ok {
+				fmt.Fprintf(&b, "persist %s\n", pages)
+				s.reply(&b, e)
+			}
 		case Announce:
 			verb := "+"
 			if e.Removed {
 				verb = "-"
 			}
 			fmt.Fprintf(&b, "announce %s %v", verb, e.View)
+			if e.Place.Tier != evict.Host {
+				fmt.Fprintf(&b, " %v", e.Place.Tier)
+			}
 			if e.Removed {
 				fmt.Fprintf(&b, " %v", e.Why)
 			}
 			b.WriteString("\n")
 		case Free:
-			fmt.Fprintf(&b, "free %d\n", e.Place.Bytes)
+			fmt.Fprintf(&b, "free %d", e.Place.Bytes)
+			if e.Place.Tier != evict.Host {
+				fmt.Fprintf(&b, " %v", e.Place.Tier)
+			}
+			b.WriteString("\n")
+		case Transfer:
+			fmt.Fprintf(&b, "transfer from %v to %v\n", e.From.Tier, e.To)
+		case Landed:
+			fmt.Fprintf(&b, "landed %v\n", e.Err)
+		case Behind:
+			fmt.Fprintf(&b, "behind %d\n", e.Bytes)
+		case MoveRefused:
+			b.WriteString("move refused\n")
 		case Revoke:
 			fmt.Fprintf(&b, "revoke %v\n", e.Pages)
 		case Reclaimed:

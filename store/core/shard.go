@@ -25,6 +25,8 @@ type Options struct {
 	Ledger         *Ledger      // shared by the shards of a node; nil: one of its own with no limits
 	Policy         evict.Policy // required
 	Tier           evict.Tier   // where publications go first; default Host
+	WriteBehind    bool         // commits queue their pages for Disk
+	MaxBehind      int          // pages queued; default 65,536. What comes beyond is queued when the queue is empty again
 
 	MaxLeases       int           // live read leases; default 65,536
 	MaxPublications int           // in flight; default 16,384
@@ -47,6 +49,7 @@ func (o *Options) fill() {
 	setDefault(&o.MaxLeaseAge, 10*time.Minute)
 	setDefault(&o.IncompleteTTL, 60*time.Second)
 	setDefault(&o.SweepRecords, 4096)
+	setDefault(&o.MaxBehind, 65536)
 }
 
 func setDefault[T ~int | ~int64](v *T, def T) {
@@ -78,15 +81,16 @@ type Shard struct {
 	goneOf    map[uint32]*goneSet     // by extent
 	pinned    int                     // entries of all leases together
 	reads     map[Ticket][]uint32
-	transfers map[uint64]uint32 // by Transfer.ID: extent
+	transfers map[uint64]*transfer
+	copies    map[copying]*transfer
 
 	incomplete incompleteQueue
+	behind     behindQueue
 	sweep      sweeper
 	readOnly   [evict.NumTiers]bool
 
 	nextID   uint64 // of Alloc and Transfer
 	nextSeq  uint64 // of Announce
-	commits  uint64 // of publications' pages
 	totals   Totals // counters, without what Totals computes
 	openOnly uint64 // pages with grants and nothing committed
 	lastWake clock.Instant
@@ -97,13 +101,19 @@ type Shard struct {
 	out      []Effect
 	evicting bool // what goes leaves a ghost in the policy
 
+	restoring bool // between Restore and Settle: who is an orphan is not known yet
+
 	// Scratch.
 	fps     []fingerprint
 	slots   []uint32
 	members []uint16
 	victims []evict.Victim
 	revoked []uint32
-	listed  []uint32
+	listed  []uint32 // copies of a page
+	owned   []uint32 // likewise, where others are listed meanwhile
+	path    []uint32 // a page and its ancestors
+
+	restored []uint32 // lent with Restored
 }
 
 // New returns an empty shard.
@@ -113,9 +123,11 @@ func New(o Options) *Shard {
 		o: o, epochs: newEpochs(), families: newFamilies(),
 		leases: map[LeaseID]*lease{}, pubs: map[Token]*publication{}, allocs: map[uint64]*publication{},
 		open: map[uint32][]openPage{}, groups: map[uint32][16]byte{}, pins: map[uint32]pin{},
-		gone: map[PageRef]*goneSet{}, goneOf: map[uint32]*goneSet{}, reads: map[Ticket][]uint32{}, transfers: map[uint64]uint32{},
-		lastWake: never,
+		gone: map[PageRef]*goneSet{}, goneOf: map[uint32]*goneSet{}, reads: map[Ticket][]uint32{},
+		transfers: map[uint64]*transfer{}, copies: map[copying]*transfer{}, lastWake: never,
 	}
+	s.incomplete.newest = map[uint32]uint64{}
+	s.behind.max = o.MaxBehind
 	limits := o.Ledger.limits
 	s.pages = newRecordPool[pageRecord](limits.Pages, maxPages)
 	s.extents = newRecordPool[extentRecord](limits.Extents, maxExtents)
@@ -193,6 +205,8 @@ func (s *Shard) apply(ev Event) {
 		s.release(&ev)
 	case Read:
 		s.read(&ev)
+	case Hold:
+		s.holdCopies(&ev)
 	case ReadDone:
 		s.readDone(&ev)
 	case SessionGone:
@@ -211,14 +225,22 @@ func (s *Shard) apply(ev Event) {
 		s.move(&ev)
 	case TransferDone:
 		s.transferDone(&ev)
+	case Promote:
+		s.promote(&ev)
+	case Persist:
+		s.persist(&ev)
+	case WriteBehind:
+		s.writeBehind(&ev)
+	case Restore:
+		s.restore(&ev)
+	case Settle:
+		s.settleAll()
 	case NamespaceChanged:
 		s.namespaceChanged(&ev)
 	case CorruptFound:
 		s.corruptFound(&ev)
 	case TierState:
-		if ev.Tier < evict.NumTiers {
-			s.readOnly[ev.Tier] = !ev.Writable
-		}
+		s.tierState(&ev)
 	default:
 		invariant.Check(false, "core: unknown event %T", ev)
 	}

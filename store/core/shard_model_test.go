@@ -44,12 +44,14 @@ const (
 	modelChains = 2
 	modelDepth  = 5
 	modelTier   = 14 * 12288 // bytes: fewer than the pages there could be
+	modelDisk   = 10 * 12288
 )
 
 func newDriver(t *rapid.T) *driver {
-	limits := Limits{Capacity: [evict.NumTiers]uint64{evict.Host: modelTier}, Pages: 14, Extents: 24}
+	limits := Limits{Capacity: [evict.NumTiers]uint64{evict.Host: modelTier, evict.Disk: modelDisk}, Pages: 14, Extents: 30}
 	d := &driver{t: t, ended: map[Place]bool{}}
-	d.w = newWorld(t, modelTier, Options{Ledger: NewLedger(limits), SweepRecords: 8, Policy: evict.NewLRU(256)})
+	d.w = newWorld(t, modelTier, Options{Ledger: NewLedger(limits), SweepRecords: 8, Policy: evict.NewLRU(256), WriteBehind: true, MaxBehind: 5})
+	d.w.disk.capacity = modelDisk
 	d.m = newModel(testNamespace(1, 1), limits)
 	d.w.onEffect = d.observe
 	d.do(NamespaceChanged{d.m.st})
@@ -74,6 +76,11 @@ func (d *driver) observe(e Effect) {
 	if a, ok := e.(Alloc); ok && d.begun != nil {
 		d.begun(d.w.s.allocs[a.ID].results) // what is evicted to make room comes after the grants
 	}
+	if tr, ok := e.(Transfer); ok {
+		if _, ok := d.event.(WriteBehind); ok {
+			d.written(tr)
+		}
+	}
 	a, ok := e.(Announce)
 	if !ok || a.Family.Epoch != d.m.st.Epoch {
 		return
@@ -88,7 +95,11 @@ func (d *driver) observe(e Effect) {
 	k, found := d.find(a.Place)
 	if found && a.Why != reason.Corrupt && a.Why != reason.Provenance {
 		for _, e := range d.m.pages[k].ext {
-			d.ended[e.place] = e.pub == nil
+			for _, at := range e.places {
+				if a.Why != reason.None || at.Tier == a.Place.Tier {
+					d.ended[at] = true
+				}
+			}
 		}
 	}
 	if !found {
@@ -96,7 +107,7 @@ func (d *driver) observe(e Effect) {
 	}
 	switch a.Why {
 	case reason.None:
-		d.evicted(k)
+		d.evicted(k, a.Place.Tier)
 	case reason.Expired:
 		if p := d.m.pages[k]; p.expiry == 0 || d.w.wall < p.expiry {
 			d.t.Fatalf("%v expired before its time", k)
@@ -120,7 +131,7 @@ func (d *driver) observe(e Effect) {
 func (d *driver) find(p Place) (mkey, bool) {
 	for k, pg := range d.m.pages {
 		for _, e := range pg.ext {
-			if e.pub == nil && e.place == p {
+			if slices.Contains(e.places, p) {
 				return k, true
 			}
 		}
@@ -128,29 +139,38 @@ func (d *driver) find(p Place) (mkey, bool) {
 	return mkey{}, false
 }
 
-func (d *driver) evicted(k mkey) {
-	if !d.m.evictable(k) {
-		d.t.Fatalf("%v was evicted and is no leaf, or held", k)
+func (d *driver) evicted(k mkey, t evict.Tier) {
+	if !d.m.evictable(k, t, d.copiedTo) {
+		d.t.Fatalf("%v was evicted from %v and is no leaf, or held", k, t)
 	}
-	if guarding := d.begun != nil; d.first && d.rest && !guarding && !d.m.doomed(k, d.w.wall) {
+	r, reclaim := d.event.(Reclaim)
+	if d.first && d.rest && reclaim && !r.Clean && !d.m.doomed(k, d.w.wall) {
 		for other := range d.m.pages {
-			if _, h, _ := d.m.cells(d.m.pages[other]); (h != 0 || d.m.orphan(other)) && d.m.evictable(other) && !d.moving(other) {
-				d.t.Fatalf("%v was evicted before %v, which is doomed", k, other)
+			if _, h, _ := d.m.cells(d.m.pages[other]); (h != 0 || d.m.orphan(other)) && d.m.evictable(other, t, d.copiedTo) {
+				d.t.Fatalf("%v was evicted from %v before %v, which is doomed", k, t, other)
+			}
+		}
+	}
+	if r.Clean {
+		for _, e := range d.m.pages[k].ext {
+			if _, ok := e.in(evict.Disk); !ok {
+				d.t.Fatalf("%v is not on Disk, and was evicted as clean", k)
 			}
 		}
 	}
 	d.first = false
-	d.m.end(k)
+	d.m.evict(k, t)
 	d.m.gc()
 }
 
-func (d *driver) moving(k mkey) bool {
+// copiedTo lists where copies of a page are under way to; for a move, its own tier.
+func (d *driver) copiedTo(k mkey) (to []evict.Tier) {
 	for _, tr := range d.w.transfers {
 		if x, ok := d.find(tr.From); ok && x == k {
-			return true
+			to = append(to, tr.To)
 		}
 	}
-	return false
+	return to
 }
 
 // ---- draws
@@ -355,7 +375,7 @@ func (d *driver) commitSome() {
 			if a := added[n]; d.keyOf(a) == g.key && maskOf(a.View)&^g.ext.cells == 0 {
 				g.ext.cells &^= maskOf(a.View)
 				p := d.m.page(g.key)
-				p.ext = append(p.ext, &mextent{cells: maskOf(a.View), place: a.Place, lineage: g.ext.lineage})
+				p.ext = append(p.ext, &mextent{cells: maskOf(a.View), places: []Place{a.Place}, lineage: g.ext.lineage})
 				added = slices.Delete(added, n, n+1)
 				n--
 			}
@@ -429,7 +449,7 @@ func (d *driver) lookup() {
 		}
 		if why == reason.None && leading == i {
 			leading++
-			if fits = fits && d.m.hold(mine, k, int(evict.Host)); fits {
+			if fits = fits && d.m.hold(mine, k); fits {
 				covered++
 			}
 		}
@@ -486,9 +506,7 @@ func (d *driver) compareCounts() {
 			pages++
 		}
 		for _, e := range p.ext {
-			if e.pub == nil {
-				extents++
-			}
+			extents += uint64(len(e.places))
 		}
 		if !p.committed() && len(p.ext) > 0 {
 			open++
@@ -518,12 +536,16 @@ func TestShardAgainstModel(t *testing.T) {
 			{"lookup", 8, d.lookup}, {"release", 5, d.release}, {"renew", 2, d.renew},
 			{"read", 8, d.read}, {"read done", 8, d.readDone}, {"delete", 4, d.deleteRun}, {"pin", 3, d.pinRun},
 			{"waive", 3, d.waive}, {"retire", 1, d.retire}, {"corrupt", 3, d.corrupt}, {"move", 4, d.move},
-			{"move done", 4, d.finishMove}, {"advance", 5, d.advance},
+			{"move done", 12, d.finishMove}, {"advance", 5, d.advance},
 			{"tick", 6, func() { d.do(Tick{}) }},
 			{"touch", 2, func() { r, _ := d.run(); d.do(Touch{Ticket: d.w.ticket(), Runs: []Run{r}}) }},
-			{"reclaim", 3, func() { d.do(Reclaim{Tier: evict.Host, Bytes: uint64(d.int("need", 1, 40000))}) }},
+			{"reclaim", 5, func() {
+				d.do(Reclaim{Tier: evict.Tier(d.int("tier", 1, 2)), Bytes: uint64(d.int("need", 1, 40000)), Clean: d.chance("clean", 30)})
+			}},
+			{"persist", 6, d.persist}, {"promote", 6, d.promote}, {"restart", 1, d.restart},
+			{"write behind", 5, func() { d.do(WriteBehind{Bytes: uint64(d.int("bytes", 1, 50000))}) }},
 			{"session", 1, func() { s := Session(d.int("session", 1, 2)); d.do(SessionGone{s}); d.m.sessionGone(s) }},
-			{"tier", 1, func() { d.do(TierState{evict.Host, d.chance("writable", 80)}) }},
+			{"tier", 2, func() { d.do(TierState{evict.Tier(d.int("tier", 1, 2)), d.chance("writable", 80)}) }},
 		}
 		total := 0
 		for _, o := range ops {
@@ -533,6 +555,7 @@ func TestShardAgainstModel(t *testing.T) {
 			n := d.int("op", 0, total-1)
 			for _, o := range ops {
 				if n -= o.weight; n < 0 {
+					rt.Logf("op %s", o.name)
 					o.run()
 					break
 				}

@@ -212,7 +212,7 @@ func TestMoves(t *testing.T) {
 	at := func() Place { return w.s.extents.At(x).place() }
 	refused := func(name string, e uint32, from Place) {
 		t.Helper()
-		w.do(Move{e, from})
+		w.do(Move{Extent: e, From: from})
 		if _, ok := w.effects[0].(MoveRefused); !ok {
 			t.Errorf("%s: %+v", name, w.effects)
 		}
@@ -224,7 +224,7 @@ func TestMoves(t *testing.T) {
 	w.readDone(r.Ticket)
 
 	from := at()
-	w.do(Move{x, from})
+	w.do(Move{Extent: x, From: from})
 	refused("moving already", x, from)
 	w.do(Reclaim{Tier: evict.Host, Bytes: 1})
 	if w.reclaimed != 0 {
@@ -237,20 +237,20 @@ func TestMoves(t *testing.T) {
 	w.check()
 
 	from = at()
-	w.do(Move{x, from})
+	w.do(Move{Extent: x, From: from})
 	r = w.read(f, 1, LeaseID{}, page.View{}, 0, 0, 1) // a reader comes during the transfer
 	w.finishTransfer(0, reason.None)
 	if at() != from || len(w.tier.live) != 1 {
 		t.Error("the place moved under its reader")
 	}
 	w.readDone(r.Ticket)
-	w.do(Move{x, from})
+	w.do(Move{Extent: x, From: from})
 	w.finishTransfer(0, reason.Corrupt) // the driver failed
 	if at() != from {
 		t.Error("moved by a transfer that failed")
 	}
 	l := w.lookup(f, 1, 0, 0, 0, 1) // a lease pins the extent, not its place
-	w.do(Move{x, from})
+	w.do(Move{Extent: x, From: from})
 	w.finishTransfer(0, reason.None)
 	if at() == from || w.readReason(f, 1, l.Lease, page.View{}, 0, 0) != reason.None {
 		t.Error("a leased extent does not move, or is not readable after")

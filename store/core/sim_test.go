@@ -22,13 +22,15 @@ var seedFlag = flag.Uint64("seed", 0, "seed of the simulation; 0: a fixed set")
 type simulation struct {
 	rnd    *rand.Rand
 	tier   *fakeTier
+	disk   *fakeTier
 	ledger *Ledger
 	nodes  []*world
 	spaces []NamespaceState // by shard
 	leases [][]leaseOf
 	pubs   [][]pubOf
 	reads  [][]Ticket
-	trace  io.Writer // every effect goes in
+	waits  [][]Ticket // Persists and Deletes
+	trace  io.Writer  // every effect goes in
 	marks  map[string]int
 }
 
@@ -46,19 +48,20 @@ type pubOf struct {
 const (
 	simShards = 3
 	simTier   = 100 * 12288
+	simDisk   = 60 * 12288
 	simDepth  = 12
 	simChains = 4
 )
 
 func newSimulation(t *testing.T, seed uint64, trace io.Writer) *simulation {
 	m := &simulation{
-		rnd: rand.New(rand.NewPCG(seed, 1)), tier: newFakeTier(t, simTier), trace: trace, marks: map[string]int{},
-		ledger: NewLedger(Limits{Pages: 110, Extents: 220, Capacity: [evict.NumTiers]uint64{evict.Host: simTier}}),
-		leases: make([][]leaseOf, simShards), pubs: make([][]pubOf, simShards), reads: make([][]Ticket, simShards),
+		rnd: rand.New(rand.NewPCG(seed, 1)), tier: newFakeTier(t, simTier), disk: newFakeTier(t, simDisk), trace: trace, marks: map[string]int{},
+		ledger: NewLedger(Limits{Pages: 110, Extents: 220, Capacity: [evict.NumTiers]uint64{evict.Host: simTier, evict.Disk: simDisk}}),
+		leases: make([][]leaseOf, simShards), pubs: make([][]pubOf, simShards), reads: make([][]Ticket, simShards), waits: make([][]Ticket, simShards),
 	}
 	for i := range simShards {
-		w := newWorld(t, 0, Options{Ledger: m.ledger, Policy: evict.NewLRU(1024), SweepRecords: 16, FingerprintKey: seed})
-		w.tier = m.tier
+		w := newWorld(t, 0, Options{Ledger: m.ledger, Policy: evict.NewLRU(1024), SweepRecords: 16, FingerprintKey: seed, WriteBehind: true, MaxBehind: 10})
+		w.tier, w.disk = m.tier, m.disk
 		w.makeRoom = m.reclaim
 		w.onEffect = func(e Effect) { m.observe(i, e) }
 		m.nodes = append(m.nodes, w)
@@ -82,8 +85,25 @@ func (m *simulation) observe(shard int, e Effect) {
 		if e.Removed {
 			m.marks["removed "+e.Why.String()]++
 		}
+		if e.Removed && e.Place.Tier == evict.Disk {
+			m.marks["removed from disk "+e.Why.String()]++
+		}
 	case MoveRefused:
 		m.marks["move refused"]++
+	case Transfer:
+		m.marks["transfer "+e.From.Tier.String()+" to "+e.To.String()]++
+	case Landed:
+		m.marks["landed "+e.Err.String()]++
+	case Behind:
+		m.marks["behind"]++
+	case Restored:
+		for _, x := range e.Extents {
+			if x != 0 {
+				m.marks["restored"]++
+			} else {
+				m.marks["not restored"]++
+			}
+		}
 	}
 }
 
@@ -117,6 +137,10 @@ func (m *simulation) views() page.View {
 func (m *simulation) step() {
 	i := m.rnd.IntN(simShards)
 	w := m.nodes[i]
+	if m.rnd.IntN(3) == 0 {
+		m.tierStep(i)
+		return
+	}
 	by, session := Principal(1+m.rnd.IntN(3)), Session(m.rnd.IntN(4))
 	switch n := m.rnd.IntN(100); {
 	case n < 30:
@@ -167,7 +191,9 @@ func (m *simulation) step() {
 		w.do(SessionGone{session})
 	case n < 89:
 		r, _ := m.run(i)
-		w.do(Delete{Ticket: w.ticket(), Runs: []Run{r}})
+		d := Delete{Ticket: w.ticket(), Runs: []Run{r}}
+		w.do(d)
+		m.waits[i] = append(m.waits[i], d.Ticket)
 	case n < 91:
 		r, _ := m.run(i)
 		w.do(Pin{Ticket: w.ticket(), Principal: by, Runs: []Run{r}, Unpin: m.rnd.IntN(3) > 0})
@@ -177,11 +203,9 @@ func (m *simulation) step() {
 			w.do(CorruptFound{x, e.place()})
 		}
 	case n < 95:
-		if e := w.s.extentAt(uint32(1 + m.rnd.IntN(40))); e != nil {
-			w.do(Move{uint32(1 + m.rnd.IntN(40)), e.place()})
-		}
-		if len(w.transfers) > 0 {
-			w.finishTransfer(0, []reason.Reason{reason.None, reason.None, reason.Corrupt}[m.rnd.IntN(3)])
+		x := uint32(1 + m.rnd.IntN(40))
+		if e := w.s.extentAt(x); e != nil {
+			w.do(Move{Extent: x, From: e.place(), Drop: evict.Score(m.rnd.IntN(2000))})
 		}
 	case n < 97:
 		st := &m.spaces[i]
@@ -196,6 +220,48 @@ func (m *simulation) step() {
 	default:
 		m.advance(time.Duration(m.rnd.IntN(3000))*time.Millisecond, m.rnd.IntN(3) == 0)
 	}
+}
+
+// tierStep is something between the tiers of shard i: transfers end in any order, some badly; tiers stop and resume; the
+// node dies and comes back.
+func (m *simulation) tierStep(i int) {
+	w := m.nodes[i]
+	switch n := m.rnd.IntN(100); {
+	case n < 40:
+		if k := len(w.transfers); k > 0 {
+			w.finishTransfer(m.rnd.IntN(k), []reason.Reason{reason.None, reason.None, reason.None, reason.Busy, reason.Corrupt}[m.rnd.IntN(5)])
+		}
+	case n < 55:
+		w.do(WriteBehind{Bytes: uint64(1 + m.rnd.IntN(100000))})
+	case n < 67:
+		r, _ := m.run(i)
+		p := Persist{Ticket: w.ticket(), Run: r, View: m.views()}
+		w.do(p)
+		m.waits[i] = append(m.waits[i], p.Ticket)
+	case n < 87:
+		if t, ok := pick(m.rnd, m.reads[i]); ok {
+			w.promote(w.reply(t))
+		}
+	case n < 93:
+		w.do(Reclaim{Tier: evict.Tier(1 + m.rnd.IntN(2)), Bytes: uint64(m.rnd.IntN(50000)), Clean: m.rnd.IntN(2) == 0})
+	case n < 99:
+		e := TierState{Tier: evict.Tier(1 + m.rnd.IntN(2)), Writable: m.rnd.IntN(3) > 0}
+		for _, w := range m.nodes {
+			w.do(e)
+		}
+	case m.rnd.IntN(4) == 0:
+		m.restart()
+	}
+}
+
+// restart is of the whole node.
+func (m *simulation) restart() {
+	m.ledger, m.tier, m.disk = NewLedger(m.ledger.limits), m.tier.renewed(), m.disk.renewed()
+	for i, w := range m.nodes {
+		m.leases[i], m.pubs[i], m.reads[i], m.waits[i] = nil, nil, nil, nil
+		w.reboot(m.ledger, m.tier, m.disk, w.kept())
+	}
+	m.marks["restart"]++
 }
 
 func pick[T any](r *rand.Rand, from []T) (x T, ok bool) {
@@ -218,7 +284,7 @@ func (m *simulation) advance(d time.Duration, tick bool) {
 func (m *simulation) check(t *testing.T) {
 	t.Helper()
 	var shards []*Shard
-	var bytes uint64
+	var bytes tierBytes
 	moving := false
 	for i, w := range m.nodes {
 		if err := w.s.Check(); err != nil {
@@ -227,25 +293,31 @@ func (m *simulation) check(t *testing.T) {
 		shards = append(shards, w.s)
 		moving = moving || len(w.transfers) > 0
 		for _, u := range w.s.Usage(nil) {
-			bytes += u.Bytes
+			for t, n := range u.Tiers {
+				bytes[t] += n
+			}
 		}
 	}
 	if err := m.ledger.Check(shards...); err != nil {
 		t.Fatal(err)
 	}
-	if !moving && int64(bytes) != m.tier.used || m.tier.used > simTier {
-		t.Fatalf("shards account for %d bytes, the tier holds %d of %d", bytes, m.tier.used, simTier)
+	if held := (tierBytes{evict.Host: uint64(m.tier.used), evict.Disk: uint64(m.disk.used)}); !moving && bytes != held ||
+		m.tier.used > simTier || m.disk.used > simDisk {
+		t.Fatalf("shards account for %d bytes, the tiers hold %d of %d and %d", bytes, held, simTier, simDisk)
 	}
 }
 
 // heal lets everything end and then asks for progress: nothing is held any more, and everything can be published.
 func (m *simulation) heal(t *testing.T) {
 	for i, w := range m.nodes {
+		w.do(TierState{Tier: evict.Host, Writable: true})
+		w.do(TierState{Tier: evict.Disk, Writable: true})
 		for _, ticket := range m.reads[i] {
 			w.readDone(ticket)
 		}
-		for len(w.transfers) > 0 {
-			w.finishTransfer(0, reason.None)
+		w.finishTransfers()
+		for _, ticket := range m.waits[i] {
+			w.reply(ticket)
 		}
 		for by := Principal(1); by <= 3; by++ {
 			for c := range simChains {
@@ -266,6 +338,17 @@ func (m *simulation) heal(t *testing.T) {
 		w.publish(f, 0, 0, simDepth)
 		if n := w.leading(f, 0, 0, simDepth); n != simDepth {
 			t.Fatalf("shard %d: %d of %d pages after healing", i, n, simDepth)
+		}
+		w.settleOnDisk(f, 0, 0, simDepth)
+		w.reclaimAll(evict.Host)
+		r := w.read(f, 1, LeaseID{}, page.View{}, 0, 0, simDepth)
+		w.promote(r)
+		w.finishTransfers()
+		w.readDone(r.Ticket)
+		for d := range simDepth {
+			if in := w.tiersOf(f, 0, d); in != "host disk" {
+				t.Fatalf("shard %d: page %d is in %q after healing", i, d, in)
+			}
 		}
 	}
 	m.check(t)
@@ -291,6 +374,9 @@ var reachMarks = []string{
 	"refused aborted", "refused provenance", "miss absent", "miss incomplete", "miss provenance", "miss expired",
 	"miss lease_expired", "ok none", "call stale_token", "removed none", "removed absent", "removed expired",
 	"removed corrupt", "removed retired", "removed provenance", "move refused", "call lease_expired",
+	"transfer host to disk", "transfer disk to host", "transfer disk to disk", "transfer host to host", "landed none", "landed busy",
+	"landed corrupt", "behind", "restart", "restored", "removed from disk none", "removed from disk absent", "removed from disk expired",
+	"removed from disk provenance", "removed from disk corrupt",
 }
 
 func TestSimulation(t *testing.T) {

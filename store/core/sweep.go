@@ -4,6 +4,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/reason"
 )
@@ -18,6 +19,8 @@ type sweeper struct {
 	again   bool   // something changed behind the cursor
 	started clock.Instant
 	passes  uint64
+	catchUp bool // the next pass queues for write-behind what fell out of its queue
+	queues  bool // this one does
 
 	nextExpiry clock.Wall // no page expires before; 0: none does
 	found      clock.Wall // the same, of the pass under way
@@ -47,6 +50,7 @@ func (w *sweeper) start(now clock.Instant, wall clock.Wall) {
 		return
 	}
 	w.cursor, w.again, w.found = 1, false, 0
+	w.queues, w.catchUp = w.catchUp, false
 	w.started = now
 	w.passes++
 }
@@ -82,6 +86,14 @@ func (s *Shard) tick() {
 	if s.sweep.cursor == 0 {
 		return
 	}
+	idle := s.behind.empty()
+	s.sweepSome()
+	if idle {
+		s.tellBehind()
+	}
+}
+
+func (s *Shard) sweepSome() {
 	for range s.o.SweepRecords {
 		if s.sweep.cursor > s.pages.top {
 			s.sweep.cursor, s.sweep.nextExpiry = 0, s.sweep.found
@@ -110,28 +122,47 @@ func (s *Shard) sweepPage(i uint32) {
 			s.sweep.found = sooner(s.sweep.found, max(p.expiry, s.wall+1)) // pinned ones: look again
 		}
 		s.settle(i)
+		if s.sweep.queues && p.has(flagCommitted) {
+			if t := s.tally(p, s.epochOf(i)); t.last.has(evict.Host) {
+				s.queueBehind(i)
+			}
+		}
 	}
 }
 
-// incompletePage is a page that was not whole after a commit.
+// incompletePage is a page that was not whole after a commit, or after it lost an extent.
 type incompletePage struct {
-	ref     PageRef
-	commits uint32 // stale once the page has another
-	due     clock.Instant
+	ref PageRef
+	seq uint64 // stale once the page has another
+	due clock.Instant
 }
 
 // incompleteQueue is in order of due: all wait equally long.
 type incompleteQueue struct {
-	items []incompletePage
-	head  int
+	items  []incompletePage
+	head   int
+	seq    uint64
+	newest map[uint32]uint64 // by slot: seq of its last entry
 }
 
-func (q *incompleteQueue) push(p incompletePage) {
+func (q *incompleteQueue) push(ref PageRef, due clock.Instant) {
 	if q.head > 64 && q.head > len(q.items)/2 {
 		q.items = append(q.items[:0], q.items[q.head:]...)
 		q.head = 0
 	}
-	q.items = append(q.items, p)
+	q.seq++
+	q.newest[ref.Slot] = q.seq
+	q.items = append(q.items, incompletePage{ref, q.seq, due})
+}
+
+// pop takes the first entry; ok is false when the page has a later one.
+func (q *incompleteQueue) pop() (ref PageRef, ok bool) {
+	e := q.items[q.head]
+	q.head++
+	if ok = q.newest[e.ref.Slot] == e.seq; ok {
+		delete(q.newest, e.ref.Slot)
+	}
+	return e.ref, ok
 }
 
 func (q *incompleteQueue) nextDue() clock.Instant {
@@ -143,20 +174,18 @@ func (q *incompleteQueue) nextDue() clock.Instant {
 
 // watchIncomplete starts the time in which a page must become whole.
 func (s *Shard) watchIncomplete(i uint32) {
-	p := s.pages.At(i)
-	s.incomplete.push(incompletePage{p.ref(i), p.commits, s.now.Add(s.o.IncompleteTTL)})
+	s.incomplete.push(s.pages.At(i).ref(i), s.now.Add(s.o.IncompleteTTL))
 }
 
 // giveUpIncomplete dooms pages that nobody completed in time.
 func (s *Shard) giveUpIncomplete() {
 	q := &s.incomplete
 	for n := 0; n < s.o.SweepRecords && q.nextDue() <= s.now; n++ {
-		e := q.items[q.head]
-		q.head++
-		p := s.pages.At(e.ref.Slot)
-		if p.gen == e.ref.Gen && p.commits == e.commits && p.has(flagCommitted) && !p.has(flagComplete) {
+		ref, ok := q.pop()
+		p := s.pages.At(ref.Slot)
+		if ok && p.gen == ref.Gen && p.has(flagCommitted) && !p.has(flagComplete) {
 			p.set(flagGivenUp, true)
-			s.settle(e.ref.Slot)
+			s.settle(ref.Slot)
 		}
 	}
 }

@@ -3,21 +3,32 @@ package core
 import (
 	"unsafe"
 
+	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/reason"
 )
 
 // Totals is what a shard holds in all.
 type Totals struct {
-	Pages, Placeholders, Extents uint64
+	Pages, Placeholders, Extents uint64 // each copy of an extent counts
+	Tiers                        [evict.NumTiers]TierTotals
+	Behind                       uint64 // pages queued for write-behind
+	BehindRefused                uint64 // pages that were not queued, since the queue was full, since start
 	ReadLeases, Publications     uint64
 	PinnedBytes                  uint64
 	MetadataBytes                uint64
-	Evicted                      uint64                  // pages, since start
-	Removed                      [reason.Count]uint64    // pages and extents by reason, since start
+	Evicted                      uint64                  // pages whose last copy went, since start
+	Removed                      [reason.Count]uint64    // extents whose last copy went, and corrupt copies, by reason, since start
 	Orphaned                     [NumOrphanCauses]uint64 // since start
 	Granted, CommittedPages      uint64                  // since start
 	RefusedPages                 [reason.Count]uint64    // Begin and Commit, since start
 	LeaseTTLEnded                uint64                  // read and publication leases that ran out
+}
+
+// TierTotals is what a shard holds in one tier.
+type TierTotals struct {
+	Extents uint64 // committed copies
+	Bytes   uint64 // of all places, grants and copies under way, slack included
+	Evicted uint64 // pages that left the tier, since start
 }
 
 // Add adds the totals of another shard to t.
@@ -33,6 +44,13 @@ func (t *Totals) Add(o Totals) {
 	t.Granted += o.Granted
 	t.CommittedPages += o.CommittedPages
 	t.LeaseTTLEnded += o.LeaseTTLEnded
+	t.Behind += o.Behind
+	t.BehindRefused += o.BehindRefused
+	for i := range t.Tiers {
+		t.Tiers[i].Extents += o.Tiers[i].Extents
+		t.Tiers[i].Bytes += o.Tiers[i].Bytes
+		t.Tiers[i].Evicted += o.Tiers[i].Evicted
+	}
 	for i := range t.Removed {
 		t.Removed[i] += o.Removed[i]
 		t.RefusedPages[i] += o.RefusedPages[i]
@@ -47,7 +65,11 @@ func (s *Shard) Totals() Totals {
 	t := s.totals
 	for _, ep := range s.epochs.order {
 		t.PinnedBytes += ep.pinned
+		for i := range t.Tiers {
+			t.Tiers[i].Bytes += ep.bytes[i]
+		}
 	}
+	t.Behind = uint64(s.behind.len())
 	t.Placeholders = uint64(s.pages.used) - t.Pages - s.openOnly
 	t.ReadLeases, t.Publications = uint64(s.tenures.leases), uint64(s.tenures.pubs)
 	t.MetadataBytes = s.metadataBytes()

@@ -3,6 +3,8 @@ package core
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -67,21 +69,25 @@ func (f *fakeTier) use(p Place, by int) {
 	}
 }
 
-// world runs one shard over a fakeTier as the runtime would.
+// world runs one shard over a fakeTier, and another for Disk, as the runtime would.
 type world struct {
 	t     fatalist
 	s     *Shard
 	tier  *fakeTier
+	disk  *fakeTier
 	now   clock.Instant
 	wall  clock.Wall
 	ticks Ticket
 
 	replies   map[Ticket]Reply
+	landed    []Landed
 	reading   map[Ticket][]Place
 	effects   []Effect // of the last do, Steps that followed from it included
 	holdAlloc bool     // keep Allocs in allocs instead of answering
 	allocs    []Alloc
 	transfers []Transfer
+	restored  []uint32
+	behind    bool // asked for a WriteBehind
 	reclaimed uint64
 	wake      clock.Instant
 	onEffect  func(Effect)
@@ -97,11 +103,19 @@ func newWorld(t fatalist, capacity int64, o Options) *world {
 	}
 	o.Boot = [16]byte{0xb0}
 	w := &world{
-		t: t, s: New(o), tier: newFakeTier(t, capacity), wall: 1000, wake: never,
+		t: t, s: New(o), tier: newFakeTier(t, capacity), disk: newFakeTier(t, 1<<40), wall: 1000, wake: never,
 		replies: map[Ticket]Reply{}, reading: map[Ticket][]Place{},
 	}
 	w.makeRoom = func(t evict.Tier, bytes uint64) { w.step(Reclaim{Tier: t, Bytes: bytes}) }
 	return w
+}
+
+// at is the tier of a place.
+func (w *world) at(t evict.Tier) *fakeTier {
+	if t == evict.Disk {
+		return w.disk
+	}
+	return w.tier
 }
 
 func (w *world) ticket() Ticket { w.ticks++; return w.ticks }
@@ -135,12 +149,21 @@ func (w *world) carryOut(e Effect) {
 		w.replies[e.Ticket] = e
 		for _, r := range e.Results {
 			for _, p := range r.Parts {
-				w.tier.use(p.Place, 1)
+				w.at(p.Place.Tier).use(p.Place, 1)
 				w.reading[e.Ticket] = append(w.reading[e.Ticket], p.Place)
 			}
 		}
+	case Landed:
+		if w.landed = append(w.landed, e); e.Err == reason.None {
+			w.at(e.Place.Tier).use(e.Place, 1)
+			w.reading[e.Ticket] = append(w.reading[e.Ticket], e.Place)
+		}
+	case Restored:
+		w.restored = slices.Clone(e.Extents)
+	case Behind:
+		w.behind = true
 	case Free:
-		w.tier.free(e.Place)
+		w.at(e.Place.Tier).free(e.Place)
 	case Alloc:
 		if w.holdAlloc {
 			w.allocs = append(w.allocs, e)
@@ -148,7 +171,7 @@ func (w *world) carryOut(e Effect) {
 		}
 		w.answer(e, len(e.Items))
 	case Transfer:
-		w.tier.use(e.From, 1)
+		w.at(e.From.Tier).use(e.From, 1)
 		w.transfers = append(w.transfers, e)
 	case Reclaimed:
 		w.reclaimed = e.Bytes
@@ -178,10 +201,14 @@ func (w *world) finishTransfer(i int, err reason.Reason) {
 	w.t.Helper()
 	tr := w.transfers[i]
 	w.transfers = append(w.transfers[:i], w.transfers[i+1:]...)
-	w.tier.use(tr.From, -1)
+	w.at(tr.From.Tier).use(tr.From, -1)
 	done := TransferDone{ID: tr.ID, Err: err}
 	if err == reason.None {
-		p, ok := w.tier.alloc(tr.To, tr.From.Bytes)
+		p, ok := w.at(tr.To).alloc(tr.To, tr.From.Bytes)
+		if !ok && tr.To != tr.From.Tier {
+			w.makeRoom(tr.To, roundUp(uint64(tr.From.Bytes)))
+			p, ok = w.at(tr.To).alloc(tr.To, tr.From.Bytes)
+		}
 		if !ok {
 			done.Err = reason.Busy
 		}
@@ -190,10 +217,18 @@ func (w *world) finishTransfer(i int, err reason.Reason) {
 	w.do(done)
 }
 
+// finishTransfers ends all that are under way, well.
+func (w *world) finishTransfers() {
+	w.t.Helper()
+	for len(w.transfers) > 0 {
+		w.finishTransfer(0, reason.None)
+	}
+}
+
 func (w *world) readDone(t Ticket) {
 	w.t.Helper()
 	for _, p := range w.reading[t] {
-		w.tier.use(p, -1)
+		w.at(p.Tier).use(p, -1)
 	}
 	delete(w.reading, t)
 	w.do(ReadDone{Ticket: t})
@@ -241,12 +276,14 @@ func (w *world) check() {
 	if len(w.s.allocs) > 0 || len(w.transfers) > 0 { // places on their way
 		return
 	}
-	var bytes uint64
+	var bytes tierBytes
 	for _, u := range w.s.Usage(nil) {
-		bytes += u.Bytes
+		for t, n := range u.Tiers {
+			bytes[t] += n
+		}
 	}
-	if int64(bytes) != w.tier.used {
-		w.t.Fatalf("the shard accounts for %d bytes, the tier holds %d", bytes, w.tier.used)
+	if want := (tierBytes{evict.Host: uint64(w.tier.used), evict.Disk: uint64(w.disk.used)}); bytes != want {
+		w.t.Fatalf("the shard accounts for %d bytes, the tiers hold %d", bytes, want)
 	}
 }
 
@@ -407,6 +444,41 @@ func (w *world) delete(f page.Family, c, from, to int) Reply {
 	d := Delete{Ticket: w.ticket(), Runs: []Run{chain(f, c, from, to)}}
 	w.do(d)
 	return w.reply(d.Ticket)
+}
+
+// persist asks for pages of a chain on Disk; the Reply may come later.
+func (w *world) persist(f page.Family, c, from, to int) Ticket {
+	w.t.Helper()
+	p := Persist{Ticket: w.ticket(), Run: chain(f, c, from, to)}
+	w.do(p)
+	return p.Ticket
+}
+
+// settleOnDisk brings pages of a chain to Disk at once.
+func (w *world) settleOnDisk(f page.Family, c, from, to int) {
+	w.t.Helper()
+	t := w.persist(f, c, from, to)
+	w.finishTransfers()
+	for i, res := range w.reply(t).Results {
+		if res.Outcome != Committed {
+			w.t.Fatalf("persist of page %d: %s", i, show(res))
+		}
+	}
+}
+
+// tiersOf names the tiers in which a page has copies.
+func (w *world) tiersOf(f page.Family, c, d int) string {
+	var in [evict.NumTiers]bool
+	for _, p := range w.s.Explain(w.now, w.wall, &page.Key{Family: f, Hash: mustHash(testHash(c, d))}).Parts {
+		in[p.Place.Tier] = true
+	}
+	s := ""
+	for t := range evict.NumTiers {
+		if in[t] {
+			s += " " + t.String()
+		}
+	}
+	return strings.TrimSpace(s)
 }
 
 var outcomeNames = []string{"?", "ok", "granted", "present", "committed", "miss", "refused"}
