@@ -4,8 +4,8 @@ import "fmt"
 
 // Summer copies a payload that arrives in portions of any size into its place and sums its pieces on the way: an
 // io.Writer. A piece that comes whole is hashed while it is copied, another where it arrived, as soon as it is whole: sums
-// do not depend on the portions, and no state of a half hashed piece is kept. Not for concurrent use; the zero Summer
-// takes nothing.
+// do not depend on the portions, and no state of a half hashed piece is kept. Its place is a tier's memory, which nobody
+// reads soon: stores of whole pieces go past the caches (StreamSum). Not for concurrent use; the zero Summer takes nothing.
 type Summer struct {
 	dst  []byte
 	cut  Cut
@@ -39,7 +39,7 @@ func (s *Summer) Write(p []byte) (int, error) {
 		case s.at+k < end:
 			copy(to, p)
 		case s.at == s.from:
-			s.sums[s.done] = CopySum(to, p[:k])
+			s.sums[s.done] = StreamSum(to, p[:k])
 		default:
 			copy(to, p)
 			s.sums[s.done] = Sum(s.dst[s.from:end])
