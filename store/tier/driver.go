@@ -55,6 +55,7 @@ type Op struct {
 	At     int64       // within the region
 	Memory []byte      // owned by the driver until Done
 	Write  bool        // into the region
+	Note   *Note       // of a write into a durable tier
 	Done   func(error) // called once, from a goroutine of the driver; must not block
 }
 
@@ -65,6 +66,7 @@ type Usage struct {
 	Slack    int64 // rounding, free slots, blank memory kept ready
 	Metadata int64
 	Writable bool
+	Trouble  string // why it is not, for people
 	// HugePages is the share of resident memory backed by huge pages where that is known, else 0.
 	HugePages float64
 }

@@ -36,7 +36,7 @@ func testConcurrent(t *testing.T, h Harness) {
 	for w := range writers {
 		writing.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(w), 1))
-			mine := &rig{t: fail, d: r.d, transient: h.Transient}
+			mine := &rig{t: fail, d: r.d, transient: h.Transient, log: r.log}
 			var live []held
 			for i := range uint64(rounds) {
 				x, err := mine.try(classes[rng.IntN(len(classes))], uint64(w)<<32|i)

@@ -46,11 +46,7 @@ func runScript(t *testing.T, h Harness, p Plan, injected error) {
 			continue
 		}
 		x := held{Region: reg, class: mixed(40_000), owner: tier.Owner{Extent: uint32(i)}, seed: i}
-		b := make([]byte, reg.Bytes)
-		x.Memory = b
-		r.stamp(x)
-		x.Memory = reg.Memory
-		for _, op := range []tier.Op{{Region: reg, Memory: b, Write: true}, {Region: reg, Memory: make([]byte, len(b))}} {
+		for _, op := range []tier.Op{r.writing(x), {Region: reg, Memory: make([]byte, reg.Bytes)}} {
 			err := r.transfer(op)
 			if err == nil {
 				continue

@@ -1,6 +1,7 @@
 package tiertest
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"errors"
@@ -23,6 +24,7 @@ type rig struct {
 	t         tb
 	d         tier.Driver
 	transient bool
+	log       bool // a durable tier
 }
 
 func newRig(t *testing.T, h Harness) *rig {
@@ -33,7 +35,7 @@ func newRig(t *testing.T, h Harness) *rig {
 			t.Errorf("close: %v", err)
 		}
 	})
-	return &rig{t: t, d: d, transient: h.Transient}
+	return &rig{t: t, d: d, transient: h.Transient, log: h.Reopen != nil}
 }
 
 // held is a live region with what the rig knows of it.
@@ -55,9 +57,16 @@ func private(namespace byte, epoch page.Epoch, bytes int64) tier.Class {
 // try allocates and stamps a region. A region that breaks the contract ends the test.
 func (r *rig) try(c tier.Class, seed uint64) (held, error) {
 	r.t.Helper()
-	o := tier.Owner{Shard: uint32(seed >> 32), Extent: uint32(seed)}
+	o := ownerOf(seed)
+	if r.log {
+		c.Bytes = max(c.Bytes, leastRegion)
+	}
 	reg, err := r.d.Alloc(c, o)
 	for i := 0; r.transient && errors.Is(err, tier.ErrFull) && i < maxTransient; i++ {
+		reg, err = r.d.Alloc(c, o)
+	}
+	if r.log && errors.Is(err, tier.ErrFull) { // emptied segments may not have been removed yet
+		r.barrier()
 		reg, err = r.d.Alloc(c, o)
 	}
 	r.usage()
@@ -117,16 +126,28 @@ func (r *rig) usage() tier.Usage {
 // stamp writes what tells this region from every other: its seed and place at the start of each 4 KiB, and at its end.
 func (r *rig) stamp(h held) {
 	r.t.Helper()
-	b := h.Memory
-	if b == nil {
-		b = make([]byte, h.Bytes)
+	if h.Memory != nil {
+		mark(h, h.Memory)
+		return
 	}
+	if err := r.transfer(r.writing(h)); err != nil {
+		r.t.Fatalf("write region %d+%d: %v", h.Handle, h.Offset, err)
+	}
+}
+
+// writing is the op that stamps h.
+func (r *rig) writing(h held) tier.Op {
+	if r.log {
+		return tier.Op{Region: h.Region, Memory: image(h), Write: true, Note: noteOf(h)}
+	}
+	b := make([]byte, h.Bytes)
+	mark(h, b)
+	return tier.Op{Region: h.Region, Memory: b, Write: true}
+}
+
+// mark writes the stamps of h into b.
+func mark(h held, b []byte) {
 	stamps(h, func(at, value uint64) { binary.LittleEndian.PutUint64(b[at:], value) }, func(at int) { b[at] = byte(h.seed) })
-	if h.Memory == nil {
-		if err := r.transfer(tier.Op{Region: h.Region, Memory: b, Write: true}); err != nil {
-			r.t.Fatalf("write region %d+%d: %v", h.Handle, h.Offset, err)
-		}
-	}
 }
 
 // check looks a region up and compares its stamps.
@@ -142,6 +163,12 @@ func (r *rig) check(h held) {
 		if err := r.transfer(tier.Op{Region: h.Region, Memory: b}); err != nil {
 			r.t.Fatalf("read region %d+%d: %v", h.Handle, h.Offset, err)
 		}
+	}
+	if r.log {
+		if want := image(h); !bytes.Equal(b, want) {
+			r.t.Fatalf("region %d+%d of %d bytes reads back other bytes", h.Handle, h.Offset, h.Bytes)
+		}
+		return
 	}
 	stamps(h, func(at, want uint64) {
 		if got := binary.LittleEndian.Uint64(b[at:]); got != want {
