@@ -17,7 +17,8 @@ type CommitPage struct {
 
 // Commit verifies headers, lengths and sums against what was written and makes pages visible. Results align with
 // pages. Idempotent: digests committed before answer Committed, also under a token that is over. A page that fails
-// is given up whole, so that it can be published again.
+// is given up whole, so that it can be published again. Durable pages are answered when they are on disk; one that the
+// disk tier does not take is refused, and stays in memory.
 func (s *Store) Commit(ctx context.Context, c Caller, id page.NamespaceID, e page.Epoch, t core.Token, pages []CommitPage) ([]PageResult, reason.Reason, error) {
 	sp, sh, why, err := s.begin(c, &page.Family{Namespace: id, Epoch: e})
 	if err != nil || why != reason.None {
@@ -27,7 +28,9 @@ func (s *Store) Commit(ctx context.Context, c Caller, id page.NamespaceID, e pag
 	out := make([]PageResult, len(pages))
 	var ready []uint32 // pages sealed and asked for, and their places in out
 	var at []int
+	durable := false
 	if pub := s.publication(c, sh, t); pub != nil {
+		durable = pub.durable
 		var failed []uint32
 		for i, p := range pages {
 			switch why := pub.seal(p); why {
@@ -51,7 +54,29 @@ func (s *Store) Commit(ctx context.Context, c Caller, id page.NamespaceID, e pag
 			out[i] = s.committedBefore(sh, c, sp, pages[i])
 		}
 	}
+	if err := s.persistCommitted(ctx, sh, durable, pages, out); err != nil {
+		return nil, reason.None, err
+	}
 	return out, reason.None, nil
+}
+
+// persistCommitted persists the committed pages of a durable publication; if its token is over, those whose headers say so.
+func (s *Store) persistCommitted(ctx context.Context, sh *shard, durable bool, pages []CommitPage, out []PageResult) error {
+	if s.disk == nil {
+		return nil
+	}
+	var run core.Run
+	var at []int
+	for i := range out {
+		var h page.Header
+		if out[i].Outcome != core.Committed || page.DecodeHeader(&h, pages[i].Headers[0]) != nil || !durable && !h.Durable {
+			continue
+		}
+		if run.Family = h.Key.Family; h.Key.Hash.Len() > 0 { // of one publication: one family
+			run.Hashes, at = append(run.Hashes, h.Key.Hash.Bytes()...), append(at, i)
+		}
+	}
+	return s.persistPages(ctx, sh, run, out, at)
 }
 
 // commitReady steps the commit. It asks without a context: once sealed, the answer must be known.

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/quire-kv/quire/evict"
+	"github.com/quire-kv/quire/kernels"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/core"
 	"github.com/quire-kv/quire/store/page"
+	"github.com/quire-kv/quire/store/tier"
 )
 
 // decodeRegion reads the header of a region; raw is its encoded length.
@@ -47,7 +50,7 @@ func soundPieces(h *page.Header, payload []byte, first, end int) bool {
 	pieces := h.Pieces()
 	for i := first; i < end; i++ {
 		off, n := pieces.Span(i)
-		if page.PieceSum(payload[off:off+n]) != h.Sum(i) {
+		if kernels.Sum(payload[off:off+n]) != h.Sum(i) {
 			return false
 		}
 	}
@@ -55,14 +58,22 @@ func soundPieces(h *page.Header, payload []byte, first, end int) bool {
 }
 
 // appendChunks appends the runs of take within the payload of h, each at most maxBytes (at least one piece) and cut
-// at the ends of pieces, after verifying every piece that they touch, once.
-func appendChunks(dst []Chunk, h *page.Header, payload []byte, take page.View, maxBytes int) ([]Chunk, bool) {
+// at the ends of pieces, after verifying every piece that they touch, once; with cutOnly, those alone that they cover
+// in part.
+func appendChunks(dst []Chunk, h *page.Header, payload []byte, take page.View, maxBytes int, cutOnly bool) ([]Chunk, bool) {
 	pieces, runs := h.Pieces(), page.RunsOf(h.View, take, h.CellBytes)
 	verified := 0 // pieces below are verified
 	for k := range runs.N {
 		off, _, n := runs.Run(k)
-		first, end, _, _ := pieces.Touched(off, n)
-		if !soundPieces(h, payload, max(first, verified), end) {
+		first, end, cutsFirst, cutsLast := pieces.Touched(off, n)
+		sound := true
+		switch {
+		case !cutOnly:
+			sound = soundPieces(h, payload, max(first, verified), end)
+		case cutsFirst || cutsLast:
+			sound = soundPieces(h, payload, first, first+1) && soundPieces(h, payload, end-1, end)
+		}
+		if !sound {
 			return dst, false
 		}
 		verified = end
@@ -94,11 +105,11 @@ func cutSums(p page.Pieces, payload []byte, off, n int) []uint64 {
 	sums := make([]uint64, 0, 2)
 	if cutsFirst {
 		at, bytes := p.Span(first)
-		sums = append(sums, page.PieceSum(payload[off:min(at+bytes, off+n)]))
+		sums = append(sums, kernels.Sum(payload[off:min(at+bytes, off+n)]))
 	}
 	if cutsLast && end-1 > first {
 		at, _ := p.Span(end - 1)
-		sums = append(sums, page.PieceSum(payload[at:off+n]))
+		sums = append(sums, kernels.Sum(payload[at:off+n]))
 	}
 	return sums
 }
@@ -114,6 +125,20 @@ func reasonOfHeader(err error) reason.Reason {
 		return reason.LimitExceeded
 	}
 	return reason.Corrupt
+}
+
+// headerAt reads the header of a region.
+func (s *Store) headerAt(t evict.Tier, r tier.Region) (h page.Header, ok bool) {
+	if r.Memory != nil {
+		h, _, err := decodeRegion(r.Memory)
+		return h, err == nil
+	}
+	head, why := s.peek(context.Background(), r, t)
+	if why != reason.None {
+		return h, false
+	}
+	n, err := page.HeaderBytes(head[page.HeadBytes:])
+	return h, err == nil && page.DecodeHeader(&h, headerOf(head, n)) == nil
 }
 
 // stat pins whatever is stored of one page and answers its parts, hidden ones too. The caller closes the Reading.
@@ -155,7 +180,7 @@ func (s *Store) Verify(ctx context.Context, c Caller, run core.Run, only []page.
 	defer rd.Close()
 	out := make([]PageResult, len(rd.pages))
 	for i := range rd.pages {
-		out[i] = rd.verify(i, only)
+		out[i] = rd.verify(ctx, i, only)
 		if out[i].Reason == reason.Corrupt {
 			s.counts.confirmed.Add(1)
 		} else if out[i].Outcome == core.OK {
@@ -165,7 +190,7 @@ func (s *Store) Verify(ctx context.Context, c Caller, run core.Run, only []page.
 	return out, reason.None, nil
 }
 
-func (r *Reading) verify(i int, only []page.ExtentID) PageResult {
+func (r *Reading) verify(ctx context.Context, i int, only []page.ExtentID) PageResult {
 	p := &r.pages[i]
 	if p.result.Outcome != core.OK {
 		return p.result
@@ -176,10 +201,35 @@ func (r *Reading) verify(i int, only []page.ExtentID) PageResult {
 		if len(only) > 0 && !slices.Contains(only, part.header.Extent) {
 			continue
 		}
-		if !soundExtent(part.region) {
+		switch r.s.soundPlace(ctx, part.Place) {
+		case reason.Corrupt:
 			r.s.corrupt(r.sh, part.Extent, part.Place)
 			out = PageResult{Outcome: core.Miss, Reason: reason.Corrupt}
+		case reason.None:
+		default:
+			if out.Outcome == core.OK {
+				out = PageResult{Outcome: core.Miss, Reason: reason.Busy}
+			}
 		}
 	}
 	return out
+}
+
+// soundPlace verifies what lies at a place that is pinned: None, Corrupt, or Busy when it could not be read.
+func (s *Store) soundPlace(ctx context.Context, p core.Place) reason.Reason {
+	reg, ok := s.region(p)
+	if !ok {
+		return reason.Busy
+	}
+	mem := reg.Memory
+	if mem == nil {
+		mem = make([]byte, reg.Bytes)
+		if why := s.readRegion(ctx, p.Tier, reg, mem); why != reason.None {
+			return why
+		}
+	}
+	if !soundExtent(mem) {
+		return reason.Corrupt
+	}
+	return reason.None
 }

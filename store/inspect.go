@@ -15,6 +15,8 @@ import (
 // counters are since start.
 type counters struct {
 	read, written, corrupt, confirmed, divergent atomic.Uint64
+	promoted, persisted, cleaned                 atomic.Uint64 // bytes: disk to host, host to disk, within the disk
+	readErrors, writeErrors                      atomic.Uint64 // of the disk
 
 	mu          sync.Mutex        // guards unconfirmed
 	unconfirmed map[string]uint64 // by principal name
@@ -83,6 +85,11 @@ type Status struct {
 	Limits   core.Limits
 
 	ReadBytes, WrittenBytes uint64
+	PromotedBytes           uint64 // copied from disk into memory
+	PersistedBytes          uint64 // copied from memory to disk
+	CleanedBytes            uint64 // moved on disk to empty a segment
+	DiskReadErrors          uint64
+	DiskWriteErrors         uint64
 	CorruptFound            uint64            // extents that failed the node's own verification
 	ReportsConfirmed        uint64            // clients' corruption reports that were right
 	ReportsUnconfirmed      map[string]uint64 // and those that were not, by principal name
@@ -97,6 +104,8 @@ func (s *Store) Status() Status {
 		ReadBytes: s.counts.read.Load(), WrittenBytes: s.counts.written.Load(), CorruptFound: s.counts.corrupt.Load(),
 		ReportsConfirmed: s.counts.confirmed.Load(), Divergent: s.counts.divergent.Load(),
 		ReportsUnconfirmed: map[string]uint64{},
+		PromotedBytes:      s.counts.promoted.Load(), PersistedBytes: s.counts.persisted.Load(), CleanedBytes: s.counts.cleaned.Load(),
+		DiskReadErrors: s.counts.readErrors.Load(), DiskWriteErrors: s.counts.writeErrors.Load(),
 	}
 	for _, sp := range s.spaces.all() {
 		if sp.neverHit() {
@@ -153,7 +162,7 @@ func (s *Store) Leases(id page.NamespaceID, e page.Epoch) []LeaseInfo {
 	return out
 }
 
-// ExtentInfo is one stored extent.
+// ExtentInfo is one copy of a stored extent.
 type ExtentInfo struct {
 	ID         page.ExtentID
 	View       page.View
@@ -182,14 +191,21 @@ func (s *Store) Explain(k *page.Key) Explanation {
 		return x
 	}
 	defer rd.Close()
-	for _, p := range rd.pages[0].parts {
-		h := &p.header
-		x.Extents = append(x.Extents, ExtentInfo{
-			ID: h.Extent, View: h.View, Tier: p.Place.Tier, Bytes: p.Place.Bytes, Provenance: append([]byte(nil), h.Provenance...),
-			Accepted: p.Accepted, Created: time.Unix(int64(h.CreatedUnix), 0), Parent: h.Parent,
-		})
+	for _, part := range x.Parts { // every copy; those of one view are of one extent
+		for i := range rd.pages[0].parts {
+			if p := &rd.pages[0].parts[i]; p.View == part.View {
+				x.Extents = append(x.Extents, infoOf(&p.header, &part))
+			}
+		}
 	}
 	return x
+}
+
+func infoOf(h *page.Header, p *core.Part) ExtentInfo {
+	return ExtentInfo{
+		ID: h.Extent, View: h.View, Tier: p.Place.Tier, Bytes: p.Place.Bytes, Provenance: append([]byte(nil), h.Provenance...),
+		Accepted: p.Accepted, Created: time.Unix(int64(h.CreatedUnix), 0), Parent: h.Parent,
+	}
 }
 
 // SameHash is one place where a hash lives.

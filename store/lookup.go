@@ -116,9 +116,19 @@ func (s *Store) Release(c Caller, id page.NamespaceID, e page.Epoch, l core.Leas
 	s.step(s.shardOf(id, e), core.Release{Principal: c.Principal, Lease: l, Runs: runs})
 }
 
-// Delete hides pages at once; running leases and reads finish.
+// Delete hides pages at once; running leases and reads finish. It is answered when it is durable: Busy says that the
+// pages are gone and that the disk tier, which cannot be written to, might bring them back with a restart.
 func (s *Store) Delete(ctx context.Context, c Caller, runs []core.Run) ([]PageResult, reason.Reason, error) {
-	return s.each(ctx, c, runs, func(t core.Ticket) core.Event { return core.Delete{Ticket: t, Runs: runs} })
+	out, why, err := s.each(ctx, c, runs, func(t core.Ticket) core.Event { return core.Delete{Ticket: t, Runs: runs} })
+	if err != nil || why != reason.None {
+		return out, why, err
+	}
+	if err := s.barrier(ctx); ctx.Err() != nil {
+		return nil, reason.None, ctx.Err()
+	} else if err != nil {
+		return nil, reason.Busy, nil
+	}
+	return out, reason.None, nil
 }
 
 // Touch refreshes recency.

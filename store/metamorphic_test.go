@@ -13,7 +13,7 @@ import (
 	"github.com/quire-kv/quire/store/storetest"
 )
 
-// TestMetamorphic runs one list of operations on stores that differ only in room and shards. Whatever a page is read as
+// TestMetamorphic runs one list of operations on stores that differ only in room, tiers, shards and restarts. Whatever a page is read as
 // is what was written of it, and a store with less room serves nothing that one with room for everything does not:
 // only evictions may differ.
 func TestMetamorphic(t *testing.T) {
@@ -22,8 +22,8 @@ func TestMetamorphic(t *testing.T) {
 		s = uint64(time.Now().UnixNano())
 	}
 	t.Logf("seed %d", s)
-	roomy := metamorph(t, s, storetest.Options{CapacityBytes: 256 << 20, Shards: 4})
-	if again := metamorph(t, s, storetest.Options{CapacityBytes: 256 << 20, Shards: 1}); len(again) != len(roomy) {
+	roomy := metamorph(t, s, storetest.Options{CapacityBytes: 256 << 20, Shards: 4}, false)
+	if again := metamorph(t, s, storetest.Options{CapacityBytes: 256 << 20, Shards: 1}, false); len(again) != len(roomy) {
 		t.Fatalf("%d fetches with one shard, %d with four", len(again), len(roomy))
 	} else {
 		for i := range again {
@@ -32,31 +32,51 @@ func TestMetamorphic(t *testing.T) {
 			}
 		}
 	}
-	tiny := metamorph(t, s, storetest.Options{CapacityBytes: 8 << 20, Shards: 2})
-	served, lost := 0, 0
-	for i := range tiny {
-		if tiny[i]&^roomy[i] != 0 {
-			t.Errorf("fetch %d: %b with little room, %b with much", i, tiny[i], roomy[i])
-		}
-		if tiny[i] != 0 {
-			served++
-		}
-		if tiny[i] != roomy[i] {
-			lost++
-		}
-	}
-	if served == 0 || lost == 0 {
-		t.Errorf("%d fetches served with little room, %d lost something: the test shows nothing", served, lost)
+	for _, v := range []struct {
+		name     string
+		o        storetest.Options
+		restarts bool
+		all      bool // nothing may be lost
+	}{
+		{"little room", storetest.Options{CapacityBytes: 8 << 20, Shards: 2}, false, false},
+		{"room for all on disk", storetest.Options{CapacityBytes: 64 << 20, Shards: 2, Disk: &storetest.Disk{}}, false, true},
+		{"little room above much disk", storetest.Options{CapacityBytes: 8 << 20, Shards: 3, Disk: &storetest.Disk{}}, false, false},
+		{"little room everywhere", storetest.Options{CapacityBytes: 8 << 20, Shards: 1, Disk: &storetest.Disk{CapacityBytes: 20 << 20}}, false, false},
+		{"restarts", storetest.Options{CapacityBytes: 32 << 20, Shards: 2, Disk: &storetest.Disk{}}, true, false},
+		{"restarts with little room", storetest.Options{CapacityBytes: 8 << 20, Shards: 4, Disk: &storetest.Disk{CapacityBytes: 20 << 20}}, true, false},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			got := metamorph(t, s, v.o, v.restarts)
+			served, lost := 0, 0
+			for i := range got {
+				if got[i]&^roomy[i] != 0 {
+					t.Errorf("fetch %d: %b, with room for everything %b", i, got[i], roomy[i])
+				}
+				if got[i] != 0 {
+					served++
+				}
+				if got[i] != roomy[i] {
+					lost++
+				}
+			}
+			t.Logf("%d of %d fetches served something, %d lost something", served, len(got), lost)
+			if served == 0 || v.all && lost != 0 {
+				t.Errorf("%d fetches served, %d lost something", served, lost)
+			}
+		})
 	}
 }
 
 // metamorph answers, for each fetch of the list, one bit for each page that was served.
-func metamorph(t *testing.T, s uint64, o storetest.Options) (served []uint32) {
+func metamorph(t *testing.T, s uint64, o storetest.Options, restarts bool) (served []uint32) {
 	m := clock.NewManual(time.Unix(1_800_000_000, 0))
 	o.Clock = m
 	f := storetest.New(t, o)
-	r := rand.New(rand.NewPCG(s, 7))
+	r, when := rand.New(rand.NewPCG(s, 7)), rand.New(rand.NewPCG(s, 8))
 	for range 600 {
+		if restarts && when.IntN(60) == 0 {
+			f.Restart(t)
+		}
 		chain := storetest.Chain(fmt.Sprint("meta", r.IntN(40)), 12)
 		hashes, v := chain[:32*(1+r.IntN(12))], whole
 		if r.IntN(3) == 0 {

@@ -21,6 +21,7 @@ type publication struct {
 	family    page.Family
 	geometry  core.Geometry
 	prov      string // canonical
+	durable   bool   // a commit is answered when its pages are on disk
 	pages     []pubPage
 }
 
@@ -70,6 +71,9 @@ func (s *Store) Begin(ctx context.Context, c Caller, r BeginRequest) (BeginResul
 	if c.Provenance == 0 {
 		return BeginResult{}, reason.Provenance, nil
 	}
+	if r.Durable && s.disk == nil {
+		return BeginResult{}, reason.Unsupported, nil
+	}
 	sp, sh, why, err := s.begin(c, &r.Run.Family)
 	if err != nil || why != reason.None {
 		return BeginResult{}, why, err
@@ -91,7 +95,7 @@ func (s *Store) Begin(ctx context.Context, c Caller, r BeginRequest) (BeginResul
 	}
 	out := BeginResult{Token: reply.Token, TTL: reply.TTL, Pages: resultsOf(reply.Results)}
 	if reply.Token != (core.Token{}) {
-		pub := &publication{principal: c.Principal, family: r.Run.Family, geometry: geo, prov: prov}
+		pub := &publication{principal: c.Principal, family: r.Run.Family, geometry: geo, prov: prov, durable: r.Durable}
 		pub.pages = s.grants(sp, &r.Run, &geo, len(prov), reply.Results)
 		sh.rt.Lock()
 		sh.pubs[reply.Token] = pub
@@ -100,8 +104,49 @@ func (s *Store) Begin(ctx context.Context, c Caller, r BeginRequest) (BeginResul
 			s.revoke(sh, core.Revoke{Token: reply.Token})
 		}
 	}
+	if r.Durable {
+		if err := s.persistPresent(ctx, sp, sh, &r, out.Pages); err != nil {
+			s.Abort(c, r.Run.Family.Namespace, r.Run.Family.Epoch, reply.Token, nil)
+			return BeginResult{}, reason.None, err
+		}
+	}
 	s.fillStored(sp, sh, c, &r, out.Pages)
 	return out, reason.None, nil
+}
+
+// persistPresent makes pages durable that a durable Begin found stored: Present promises what a commit would have. A
+// page that the disk tier does not take is refused.
+func (s *Store) persistPresent(ctx context.Context, sp *space, sh *shard, r *BeginRequest, pages []PageResult) error {
+	var hashes []byte
+	var at []int
+	for i := range pages {
+		if pages[i].Outcome == core.Present {
+			hashes, at = append(hashes, pageRun(&r.Run, sp.State.HashBytes, i).Hashes...), append(at, i)
+		}
+	}
+	return s.persistPages(ctx, sh, core.Run{Family: r.Run.Family, Hashes: hashes}, pages, at)
+}
+
+// persistPages persists a run whose pages are those at places at of out, and refuses there what failed.
+func (s *Store) persistPages(ctx context.Context, sh *shard, run core.Run, out []PageResult, at []int) error {
+	if len(at) == 0 {
+		return nil
+	}
+	t := s.ticket()
+	r, err := s.ask(ctx, sh, t, core.Persist{Ticket: t, Run: run}, nil)
+	if err != nil {
+		return err
+	}
+	for j, i := range at {
+		why := r.Reason
+		if why == reason.None && r.Results[j].Outcome != core.Committed {
+			why = r.Results[j].Reason
+		}
+		if why != reason.None {
+			out[i] = PageResult{Outcome: core.Refused, Reason: why}
+		}
+	}
+	return nil
 }
 
 func (s *Store) fillExpiry(sp *space, pages []core.BeginPage) {

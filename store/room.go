@@ -2,10 +2,12 @@ package store
 
 import (
 	"errors"
+	"time"
 
 	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/core"
+	"github.com/quire-kv/quire/store/page"
 	"github.com/quire-kv/quire/store/tier"
 )
 
@@ -21,7 +23,7 @@ func (s *Store) alloc(sh *shard, a core.Alloc, want core.Ticket) (core.Reply, bo
 	}
 	done := core.Allocated{ID: a.ID, Places: make([]core.Place, 0, len(a.Items))}
 	for _, it := range a.Items {
-		r, err := s.allocOne(a.Tier, it.Bytes, tier.Owner{Shard: sh.id, Extent: it.Extent}, total)
+		r, err := s.allocOne(a.Tier, s.classOf(a.Namespace, a.Epoch, it.Bytes), tier.Owner{Shard: sh.id, Extent: it.Extent}, total)
 		if err != nil {
 			done.Err = allocReason(err)
 			break
@@ -41,10 +43,10 @@ func allocReason(err error) reason.Reason {
 
 // allocOne makes room until the driver has a place or nothing can go. want is what the caller still needs in all,
 // so that one round of eviction serves a batch.
-func (s *Store) allocOne(t evict.Tier, bytes int64, o tier.Owner, want uint64) (tier.Region, error) {
+func (s *Store) allocOne(t evict.Tier, c tier.Class, o tier.Owner, want uint64) (tier.Region, error) {
 	d := s.o.Tiers[t]
 	for round := 0; ; round++ {
-		r, err := d.Alloc(tier.Class{Bytes: bytes}, o)
+		r, err := d.Alloc(c, o)
 		if !errors.Is(err, tier.ErrFull) || round == maxRoomRounds {
 			return r, err
 		}
@@ -54,29 +56,66 @@ func (s *Store) allocOne(t evict.Tier, bytes int64, o tier.Owner, want uint64) (
 	}
 }
 
+// classOf is what may share memory with an extent: only its namespace's own once a client on this host maps it.
+func (s *Store) classOf(id page.NamespaceID, e page.Epoch, bytes int64) tier.Class {
+	if sp := s.spaces.get(id, e); sp != nil && sp.shared.Load() {
+		return tier.Class{Namespace: id, Epoch: e, Bytes: bytes}
+	}
+	return tier.Class{Bytes: bytes}
+}
+
 // makeRoom evicts about bytes where they are worth least, or empties a slab whose free slots are of another size.
 // False: nothing can go.
 func (s *Store) makeRoom(t evict.Tier, bytes uint64) bool {
-	if s.emptySlab(t) {
+	if t == evict.Disk {
+		return s.makeDiskRoom(bytes)
+	}
+	if s.emptySlab() {
 		return true
 	}
-	return s.reclaim(t, bytes) > 0
+	if s.disk == nil {
+		return s.reclaimFrom(t, bytes, false) > 0
+	}
+	return s.reclaimFrom(t, bytes, true) > 0 || s.reclaimWritten(t, bytes, true, roomWait) ||
+		s.reclaimFrom(t, bytes, false) > 0 || s.reclaimWritten(t, bytes, false, maxRoomWait)
 }
 
-// reclaim asks the shard with the lowest water level, then the next, for bytes; it answers what was freed.
-func (s *Store) reclaim(t evict.Tier, bytes uint64) uint64 {
-	var freed uint64
-	for range s.shards {
-		sh := s.lowest(t)
-		if sh == nil {
-			break
+// reclaimWritten waits for write-behind while there is any: what it is at may not go before, and what it has done can
+// go without a loss.
+func (s *Store) reclaimWritten(t evict.Tier, bytes uint64, clean bool, most time.Duration) bool {
+	limit, cancel := timeout(s.clock, most)
+	defer cancel()
+	for s.disk.moved(limit) {
+		if s.reclaimFrom(t, bytes, clean) > 0 {
+			return true
 		}
-		s.stepFor(sh, core.Reclaim{Tier: t, Bytes: bytes - freed}, 0, func(e core.Effect) {
+	}
+	return false
+}
+
+// reclaimFrom asks the shard with the lowest water level, then the next, for bytes; it answers what was freed. clean
+// drops only what a lower tier has too.
+func (s *Store) reclaimFrom(t evict.Tier, bytes uint64, clean bool) uint64 {
+	var freed uint64
+	ask := func(sh *shard) bool {
+		s.stepFor(sh, core.Reclaim{Tier: t, Bytes: bytes - freed, Clean: clean}, 0, func(e core.Effect) {
 			if r, ok := e.(core.Reclaimed); ok {
 				freed += r.Bytes
 			}
 		})
-		if freed >= bytes {
+		return freed >= bytes
+	}
+	if clean { // the lowest may have nothing clean
+		for _, sh := range s.shards {
+			if ask(sh) {
+				break
+			}
+		}
+		return freed
+	}
+	for range s.shards {
+		sh := s.lowest(t)
+		if sh == nil || ask(sh) {
 			break
 		}
 	}
@@ -100,18 +139,18 @@ func (s *Store) lowest(t evict.Tier) *shard {
 }
 
 // emptySlab moves what lives in a sparse slab to free slots of the same size, so that its memory serves another.
-func (s *Store) emptySlab(t evict.Tier) bool {
-	if !s.compacting[t].TryLock() {
+func (s *Store) emptySlab() bool {
+	if !s.compacting.TryLock() {
 		return false
 	}
-	defer s.compacting[t].Unlock()
-	d := s.o.Tiers[t]
+	defer s.compacting.Unlock()
+	d := s.o.Tiers[evict.Host]
 	slab, live := d.Compact(nil)
 	if slab == 0 {
 		return false
 	}
 	for _, r := range live {
-		if !s.move(t, r) {
+		if !s.move(r) {
 			d.Keep(slab)
 			return false
 		}
@@ -120,12 +159,12 @@ func (s *Store) emptySlab(t evict.Tier) bool {
 }
 
 // move asks the owner's shard to move one extent; the Transfer is carried out before it returns.
-func (s *Store) move(t evict.Tier, r tier.Resident) bool {
+func (s *Store) move(r tier.Resident) bool {
 	if int(r.Owner.Shard) >= len(s.shards) {
 		return false
 	}
 	moved := true
-	s.stepFor(s.shards[r.Owner.Shard], core.Move{Extent: r.Owner.Extent, From: placeOf(t, r.Region)}, 0, func(e core.Effect) {
+	s.stepFor(s.shards[r.Owner.Shard], core.Move{Extent: r.Owner.Extent, From: placeOf(evict.Host, r.Region)}, 0, func(e core.Effect) {
 		if _, refused := e.(core.MoveRefused); refused {
 			moved = false
 		}
@@ -133,11 +172,11 @@ func (s *Store) move(t evict.Tier, r tier.Resident) bool {
 	return moved
 }
 
-// transfer copies one extent to a new place, verifies it there, and tells the core. The core keeps the old place
-// until then.
+// transfer copies one extent to a new place in the host tier, verifies it there, and tells the core. The core keeps
+// the old place until then.
 func (s *Store) transfer(sh *shard, e core.Transfer) {
 	done := core.TransferDone{ID: e.ID}
-	to, why := s.copyExtent(e.From, e.To, tier.Owner{Shard: sh.id, Extent: e.Extent})
+	to, why := s.copyExtent(e, tier.Owner{Shard: sh.id, Extent: e.Into})
 	if why != reason.None {
 		done.Err = why
 	} else {
@@ -149,13 +188,13 @@ func (s *Store) transfer(sh *shard, e core.Transfer) {
 	}
 }
 
-func (s *Store) copyExtent(from core.Place, to evict.Tier, o tier.Owner) (tier.Region, reason.Reason) {
-	src, ok := s.region(from)
+func (s *Store) copyExtent(e core.Transfer, o tier.Owner) (tier.Region, reason.Reason) {
+	src, ok := s.region(e.From)
 	if !ok {
 		return tier.Region{}, reason.Absent
 	}
-	d := s.o.Tiers[to]
-	dst, err := d.Alloc(tier.Class{Bytes: src.Bytes}, o)
+	d := s.o.Tiers[e.To]
+	dst, err := d.Alloc(s.classOf(e.Namespace, e.Epoch, src.Bytes), o)
 	if err != nil {
 		return tier.Region{}, allocReason(err)
 	}

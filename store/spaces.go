@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/core"
@@ -43,6 +44,7 @@ type space struct {
 type spaceStats struct {
 	hits, misses atomic.Uint64
 	lastWrite    atomic.Uint32 // clock.Wall
+	shared       atomic.Bool   // a client on this host maps its memory
 
 	mu       sync.Mutex               // guards families
 	families map[page.Family]struct{} // nil once retired
@@ -90,7 +92,8 @@ func (s *Store) setNamespace(n Namespace) {
 	k := spaceKey{n.State.ID, n.State.Epoch}
 	s.spaces.mu.Lock()
 	sp := &space{Namespace: n}
-	if old := s.spaces.m[k]; old != nil {
+	old := s.spaces.m[k]
+	if old != nil {
 		sp.spaceStats = old.spaceStats
 	} else {
 		sp.spaceStats = &spaceStats{families: map[page.Family]struct{}{}}
@@ -100,7 +103,40 @@ func (s *Store) setNamespace(n Namespace) {
 		s.spaces.retire(k, sp)
 	}
 	s.spaces.mu.Unlock()
+	if n.State.Life == core.Retired && s.disk != nil {
+		s.disk.d.Retire(k.id, k.epoch)
+	}
 	s.step(s.shardOf(k.id, k.epoch), core.NamespaceChanged{Namespace: n.State})
+	// After the step: a read that was still served before it named bytes by the generations from before this.
+	if old != nil && (n.State.Life == core.Retired || narrows(old.State.Accepts, n.State.Accepts)) {
+		s.invalidate(k.id, k.epoch)
+	}
+}
+
+// narrows says whether something that was accepted is not any more.
+func narrows(before, now []uint64) bool {
+	for i, b := range before {
+		if i >= len(now) && b != 0 || i < len(now) && b&^now[i] != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// invalidate makes clients on this host notice that what they mapped of a namespace may not be used any more.
+func (s *Store) invalidate(id page.NamespaceID, e page.Epoch) {
+	if d, ok := s.o.Tiers[evict.Host].(interface {
+		Invalidate(page.NamespaceID, page.Epoch)
+	}); ok {
+		d.Invalidate(id, e)
+	}
+}
+
+// SetShared says that clients on this host will map memory of a namespace: from then on it shares none with others.
+func (s *Store) SetShared(id page.NamespaceID, e page.Epoch) {
+	if sp := s.spaces.get(id, e); sp != nil {
+		sp.shared.Store(true)
+	}
 }
 
 // retire keeps the memory of lives that are over within its bound. The caller holds mu.
@@ -164,6 +200,11 @@ func (sp *space) pages(runs []core.Run) int {
 // wrote notes a commit.
 func (sp *space) wrote(w clock.Wall, f page.Family) {
 	sp.lastWrite.Store(uint32(w))
+	sp.know(f)
+}
+
+// know remembers a family for SameHash.
+func (sp *space) know(f page.Family) {
 	sp.mu.Lock()
 	if sp.families != nil && len(sp.families) < maxFamilies {
 		sp.families[f] = struct{}{}

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/store/core"
 )
@@ -70,12 +71,21 @@ func (s *Store) perform(sh *shard, e core.Effect, want core.Ticket) (core.Reply,
 	case core.Revoke:
 		s.revoke(sh, e)
 	case core.Transfer:
-		s.transfer(sh, e)
+		switch {
+		case e.From.Tier == evict.Host && e.To == evict.Host:
+			s.transfer(sh, e)
+		case e.From.Tier == evict.Host && e.To == evict.Disk:
+			s.disk.enqueue(sh, e)
+		}
+	case core.Landed:
+		s.landed(sh, e)
+	case core.Behind:
+		s.disk.behind(sh)
 	case core.Announce:
 		s.announce(e)
 	case core.Wake:
 		s.arm(sh, e.At)
-	case core.MoveRefused, core.Reclaimed: // for who asked, see room.go
+	case core.MoveRefused, core.Reclaimed, core.Restored: // for who asked, and so are transfers out of the disk tier
 	}
 	return core.Reply{}, false
 }

@@ -37,6 +37,8 @@ type Options struct {
 	Boot      [16]byte                     // default random
 	Limits    core.Limits                  // Capacity is filled from the tiers
 	Core      core.Options                 // bounds of each shard; Boot, Ledger, Policy and key are filled in
+	// NoWriteBehind keeps pages that were not published durably off the disk tier.
+	NoWriteBehind bool
 }
 
 // Caller is who calls, and in which session.
@@ -61,7 +63,8 @@ type Store struct {
 	watch   watchTable
 	counts  counters
 
-	compacting [evict.NumTiers]sync.Mutex // one slab is emptied at a time
+	compacting sync.Mutex  // one slab is emptied at a time
+	disk       *diskWriter // nil: no disk tier
 
 	life    sync.Mutex // guards closing and the two waits below against a late Add
 	closing bool
@@ -79,14 +82,20 @@ type shard struct {
 	rt    sync.Mutex // guards what follows; never held together with mu
 	waits map[core.Ticket]*wait
 	pubs  map[core.Token]*publication
-	wake  *wakeup // nil: none armed
-	still bool    // no more timers
+	loads map[core.Ticket]*Reading // that wait for Landed
+	wake  *wakeup                  // nil: none armed
+	still bool                     // no more timers
 }
 
 // New starts a store over its tiers. Close ends it.
 func New(o Options) (*Store, error) {
 	if o.Tiers[evict.Host] == nil {
 		return nil, errors.New("store: a host tier is required")
+	}
+	if d := o.Tiers[evict.Disk]; d != nil {
+		if _, ok := d.(tier.Durable); !ok {
+			return nil, errors.New("store: the disk tier is not durable")
+		}
 	}
 	if o.Shards < 0 || o.Shards > 1<<10 {
 		return nil, fmt.Errorf("store: %d shards, want 1 to 1024", o.Shards)
@@ -103,8 +112,12 @@ func New(o Options) (*Store, error) {
 		co.Ledger, co.Policy, co.Boot = s.ledger, o.NewPolicy(i), o.Boot
 		s.shards = append(s.shards, &shard{
 			id: uint32(i), core: core.New(co),
-			waits: map[core.Ticket]*wait{}, pubs: map[core.Token]*publication{},
+			waits: map[core.Ticket]*wait{}, pubs: map[core.Token]*publication{}, loads: map[core.Ticket]*Reading{},
 		})
+	}
+	if durable, ok := o.Tiers[evict.Disk].(tier.Durable); ok {
+		s.disk = newDiskWriter(s, durable)
+		go s.disk.run()
 	}
 	return s, nil
 }
@@ -132,6 +145,7 @@ func fill(o *Options) error {
 		o.Core.FingerprintKey = binary.LittleEndian.Uint64(k[:]) | 1
 	}
 	o.Core.Tier = evict.Host
+	o.Core.WriteBehind = o.Tiers[evict.Disk] != nil && !o.NoWriteBehind
 	for t, d := range o.Tiers {
 		if d != nil {
 			o.Limits.Capacity[t] = uint64(d.Usage().Capacity)
@@ -162,7 +176,8 @@ func (s *Store) enter() error {
 
 func (s *Store) leave() { s.calls.Done() }
 
-// Close stops intake, waits within ctx for calls and readings, and closes the tiers. When ctx ends first the tiers
+// Close stops intake, waits within ctx for calls and readings, and closes the tiers; Flush before it writes behind
+// what is in memory only. When ctx ends first the tiers
 // stay mapped, since something may still read them; the error says so. Idempotent.
 func (s *Store) Close(ctx context.Context) error {
 	s.life.Lock()
@@ -184,6 +199,9 @@ func (s *Store) drain() {
 	defer close(s.closed)
 	s.watch.closeAll()
 	s.calls.Wait()
+	if s.disk != nil {
+		s.disk.stop()
+	}
 	for _, sh := range s.shards {
 		s.disarm(sh)
 	}

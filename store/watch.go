@@ -122,6 +122,17 @@ func (w *watcher) put(e PageEvent) {
 	}
 }
 
+// lose makes the watcher look again at what it knows.
+func (w *watcher) lose() {
+	w.mu.Lock()
+	w.gap = true
+	w.mu.Unlock()
+	select {
+	case w.more <- struct{}{}:
+	default:
+	}
+}
+
 func (w *watcher) take() ([]PageEvent, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -131,7 +142,13 @@ func (w *watcher) take() ([]PageEvent, bool) {
 }
 
 // announce passes a change on. The place of a removal still holds its header: Announce comes before Free.
+// What is removed from disk is buried before its readers are done, so that it does not come back with a restart.
 func (s *Store) announce(e core.Announce) {
+	if e.Removed && e.Place.Tier == evict.Disk {
+		if r, ok := s.region(e.Place); ok {
+			s.disk.d.Bury(r)
+		}
+	}
 	ws := s.watch.of(spaceKey{e.Family.Namespace, e.Family.Epoch})
 	if len(ws) == 0 {
 		return
@@ -140,8 +157,14 @@ func (s *Store) announce(e core.Announce) {
 	if !ok {
 		return
 	}
-	h, _, err := decodeRegion(r.Memory)
-	if err != nil {
+	if r.Memory == nil && e.Why == reason.Corrupt { // its header may not be readable, and who tells us may be the reader
+		for _, w := range ws {
+			w.lose()
+		}
+		return
+	}
+	h, ok := s.headerAt(e.Place.Tier, r)
+	if !ok {
 		return
 	}
 	ev := PageEvent{Removed: e.Removed, Key: h.Key, View: e.View, Tier: e.Place.Tier, Reason: e.Why}

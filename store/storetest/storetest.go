@@ -3,21 +3,27 @@
 package storetest
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store"
 	"github.com/quire-kv/quire/store/core"
+	"github.com/quire-kv/quire/store/disk"
 	"github.com/quire-kv/quire/store/host"
 	"github.com/quire-kv/quire/store/page"
+	"github.com/quire-kv/quire/store/tier"
 )
 
 // Options of a Fixture. Zero values are defaults.
@@ -28,20 +34,34 @@ type Options struct {
 	Geometry      core.Geometry // default 4 heads x 4 layers, 4 KiB cells: 64 KiB pages
 	Core          core.Options
 	Limits        core.Limits
+	Disk          *Disk // nil: no disk tier
+	NoWriteBehind bool
+}
+
+// Disk is a disk tier of a Fixture.
+type Disk struct {
+	FS            vfs.FS // default one in memory
+	Dir           string // default "pages"
+	CapacityBytes int64  // default 256 MiB
+	SegmentBytes  int64  // default the tier's
+	Wrap          func(tier.Durable) tier.Durable
 }
 
 // Fixture is a store with one namespace.
 type Fixture struct {
 	Store     *store.Store
 	Host      *host.Driver
+	Disk      *disk.Driver // nil: none
+	Recovery  store.Recovery
 	Namespace store.Namespace
 	Group     page.GroupID
 	Geometry  core.Geometry
 	Caller    store.Caller
 	Canonical []byte // of the caller's provenance
 
-	seq    atomic.Uint64
-	writer [16]byte
+	options Options
+	seq     atomic.Uint64
+	writer  [16]byte
 }
 
 // New starts a store that ends with the test.
@@ -53,38 +73,78 @@ func New(t testing.TB, o Options) *Fixture {
 	if o.Geometry.Heads == 0 {
 		o.Geometry = core.Geometry{Heads: 4, Layers: 4, CellBytes: 4 << 10, Tokens: 16, Grade: page.Elements}
 	}
-	drv, err := host.New(host.Options{CapacityBytes: o.CapacityBytes})
-	if err != nil {
-		t.Fatal(err)
+	if d := o.Disk; d != nil {
+		d.FS = cmp.Or[vfs.FS](d.FS, vfs.NewMem())
+		d.Dir, d.CapacityBytes = cmp.Or(d.Dir, "pages"), cmp.Or(d.CapacityBytes, 256<<20)
 	}
-	so := store.Options{Clock: o.Clock, Shards: o.Shards, Core: o.Core, Limits: o.Limits}
-	so.Tiers[evict.Host] = drv
-	st, err := store.New(so)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		if err := st.Close(ctx); err != nil {
-			t.Error(err)
-		}
-	})
-	f := &Fixture{Store: st, Host: drv, Geometry: o.Geometry, Group: page.GroupID{1}, Canonical: []byte("engine=test")}
+	f := &Fixture{options: o, Geometry: o.Geometry, Group: page.GroupID{1}, Canonical: []byte("engine=test")}
 	f.writer[0] = 7
 	f.Namespace = store.Namespace{State: core.NamespaceState{
 		ID: page.NamespaceID(sha256.Sum256([]byte(t.Name()))), Epoch: 1, Life: core.Active, Tenant: 1,
 		Groups: map[page.GroupID]core.Geometry{f.Group: o.Geometry}, HashBytes: 32,
 	}}
-	st.SetNamespace(f.Namespace)
-	f.Caller = store.Caller{Principal: st.Intern("engine"), Provenance: st.Provenance(f.Canonical)}
+	if err := f.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := f.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
 	return f
+}
+
+// Start starts the store over its tiers and takes over what the disk tier kept.
+func (f *Fixture) Start(ctx context.Context) error {
+	o := &f.options
+	drv, err := host.New(host.Options{CapacityBytes: o.CapacityBytes})
+	if err != nil {
+		return err
+	}
+	so := store.Options{Clock: o.Clock, Shards: o.Shards, Core: o.Core, Limits: o.Limits, NoWriteBehind: o.NoWriteBehind}
+	so.Tiers[evict.Host] = drv
+	if d := o.Disk; d != nil {
+		opened, err := disk.New(ctx, disk.Options{FS: d.FS, Dir: d.Dir, CapacityBytes: d.CapacityBytes, SegmentBytes: d.SegmentBytes})
+		if err != nil {
+			drv.Close()
+			return err
+		}
+		f.Disk = opened
+		var durable tier.Durable = opened
+		if d.Wrap != nil {
+			durable = d.Wrap(durable)
+		}
+		so.Tiers[evict.Disk] = durable
+	}
+	if f.Store, err = store.New(so); err != nil {
+		return err
+	}
+	f.Host = drv
+	f.Store.SetNamespace(f.Namespace)
+	f.Caller = store.Caller{Principal: f.Store.Intern("engine"), Provenance: f.Store.Provenance(f.Canonical)}
+	f.Recovery, err = f.Store.Recover(ctx)
+	return err
+}
+
+// Stop ends the store in order. Start begins another life.
+func (f *Fixture) Stop() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	return errors.Join(f.Store.Flush(ctx), f.Store.Close(ctx))
+}
+
+// Restart is Stop and Start.
+func (f *Fixture) Restart(t testing.TB) {
+	t.Helper()
+	if err := errors.Join(f.Stop(), f.Start(t.Context())); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // WithGroup is the same store and namespace seen through another of its groups.
 func (f *Fixture) WithGroup(g page.GroupID, geo core.Geometry) *Fixture {
 	return &Fixture{
-		Store: f.Store, Host: f.Host, Namespace: f.Namespace, Group: g, Geometry: geo, Caller: f.Caller,
+		Store: f.Store, Host: f.Host, Disk: f.Disk, Namespace: f.Namespace, Group: g, Geometry: geo, Caller: f.Caller,
 		Canonical: f.Canonical, writer: [16]byte{8},
 	}
 }
@@ -159,6 +219,15 @@ func (f *Fixture) Header(hash []byte, v page.View, payload []byte) []byte {
 
 // Publish begins, writes and commits view v (zero: whole) of each page of a chain whose first page is a root.
 func (f *Fixture) Publish(ctx context.Context, c store.Caller, hashes []byte, v page.View, salt uint64) ([]store.PageResult, error) {
+	return f.publish(ctx, c, hashes, v, salt, false)
+}
+
+// PublishDurable is Publish of what must survive a crash.
+func (f *Fixture) PublishDurable(ctx context.Context, c store.Caller, hashes []byte, v page.View, salt uint64) ([]store.PageResult, error) {
+	return f.publish(ctx, c, hashes, v, salt, true)
+}
+
+func (f *Fixture) publish(ctx context.Context, c store.Caller, hashes []byte, v page.View, salt uint64, durable bool) ([]store.PageResult, error) {
 	if v.Empty() {
 		v = f.Geometry.Full()
 	}
@@ -168,7 +237,7 @@ func (f *Fixture) Publish(ctx context.Context, c store.Caller, hashes []byte, v 
 		pages[i] = core.BeginPage{View: v, PayloadBytes: page.PayloadBytes(v, f.Geometry.CellBytes)}
 	}
 	pages[0].Link = core.LinkRoot
-	b, why, err := f.Store.Begin(ctx, c, store.BeginRequest{Run: f.Run(hashes), Pages: pages, TTL: 10 * time.Second})
+	b, why, err := f.Store.Begin(ctx, c, store.BeginRequest{Run: f.Run(hashes), Pages: pages, TTL: 10 * time.Second, Durable: durable})
 	if err != nil {
 		return nil, err
 	}
