@@ -59,6 +59,8 @@ type Namespace struct {
 type Policy struct {
 	DefaultExpiry time.Duration `json:"default_expiry_ns"` // 0: pages do not expire
 	QuotaBytes    uint64        `json:"quota_bytes"`       // 0: none
+	// Durable: a publication that names no durability is acknowledged when the disk has it.
+	Durable bool `json:"durable,omitempty"`
 }
 
 // Periods of use.

@@ -161,7 +161,7 @@ func TestPolicyAndGrantForm(t *testing.T) {
 	ctx := context.Background()
 	r, _ := newRegistry(t)
 	id := open(t, r, engine, example(t, "llama-3-8b")).Namespace.ID
-	want := namespace.Policy{DefaultExpiry: time.Hour, QuotaBytes: 1 << 40}
+	want := namespace.Policy{DefaultExpiry: time.Hour, QuotaBytes: 1 << 40, Durable: true}
 	if n := must[*namespace.Namespace](t)(r.SetPolicy(ctx, operator, id, want)); n.Policy != want {
 		t.Errorf("policy %+v", n.Policy)
 	}

@@ -21,7 +21,7 @@ func exampleRecord(t testing.TB) (*Namespace, Record) {
 	n := &Namespace{
 		ID: s.ID("acme"), Epoch: 3, Tenant: "acme", Spec: s, State: Draining, Grants: []Grant{{"other", RightPublish}},
 		Waivers: []Waiver{{"runner", "v1", []string{"v1", "v2"}, "a", "b", now, "c"}},
-		Policy:  Policy{time.Hour, 5}, Created: now, LastUse: now.Add(1), AllowFork: true, Revision: 9,
+		Policy:  Policy{time.Hour, 5, true}, Created: now, LastUse: now.Add(1), AllowFork: true, Revision: 9,
 		factors: s.Factors(), changes: []string{"x.0"},
 	}
 	r := encodeNamespace(n)

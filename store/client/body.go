@@ -3,6 +3,7 @@ package client
 import (
 	"encoding/binary"
 
+	"github.com/quire-kv/quire/kernels"
 	"github.com/quire-kv/quire/store/page"
 )
 
@@ -15,15 +16,16 @@ type body struct {
 	cells   []inCell   // of the view, head-major
 	placed  int        // bytes verified
 
-	x          int    // extent of the chunk at hand
-	off, end   int    // of the chunk at hand, within the extent's payload
-	cutSums    []byte // not yet used
-	seg        []byte // where the segment at hand goes
-	segAt      int    // bytes of it that are there
-	segOff     int    // of its first byte, within the payload
-	want       uint64 // its sum
-	scratch    []byte // one unit in head-major order, when the caller has an order of its own
-	scratchFor int    // whose unit is in scratch (-1: none's), and where that unit begins
+	x          int       // extent of the chunk at hand
+	off, end   int       // of the chunk at hand, within the extent's payload
+	cutSums    []byte    // not yet used
+	seg        []byte    // where the segment at hand goes
+	segAt      int       // bytes of it that are there
+	segOff     int       // of its first byte, within the payload
+	want       uint64    // its sum
+	batch      []segment // that are read at once, where seg begins
+	scratch    []byte    // one unit in head-major order, when the caller has an order of its own
+	scratchFor int       // whose unit is in scratch (-1: none's), and where that unit begins
 	scratchOff int
 }
 
@@ -33,6 +35,12 @@ type inExtent struct {
 	header page.Header
 	pieces page.Pieces
 	runs   page.Runs // where its payload goes in the view
+}
+
+// segment is what a chunk holds of one piece, and its sum.
+type segment struct {
+	bytes int
+	want  uint64
 }
 
 // inCell is how far a cell has been filled, and from which extent: one extent for a whole cell, no byte twice.
@@ -100,12 +108,67 @@ func (b *body) take(p []byte) bool {
 		if b.segAt == len(b.seg) && !b.startSegment() {
 			return false
 		}
+		if n := len(b.seg); b.segAt == 0 && len(p) >= n { // all of it: one pass copies and sums
+			sum := kernels.CopySum(b.seg, p[:n])
+			p, b.segAt = p[n:], n
+			if !b.summed(sum) {
+				return false
+			}
+			continue
+		}
 		k := copy(b.seg[b.segAt:], p)
 		p, b.segAt = p[k:], b.segAt+k
 		if b.segAt == len(b.seg) && !b.endSegment() {
 			return false
 		}
 	}
+	return true
+}
+
+// place is where the next bytes of the chunk at hand go, at most n (at least a piece's worth): segments that lie side
+// by side, to be read at once. nil: the page is not to be used. arrived must follow.
+func (b *body) place(n int) []byte {
+	if !b.startSegment() {
+		return nil
+	}
+	b.batch = append(b.batch[:0], segment{len(b.seg), b.want})
+	to, all := b.segOff, len(b.seg)
+	for b.f.order == nil && b.off < b.end && b.nextTo() == to+all && all+page.MaxPieceBytes <= n {
+		if !b.startSegment() {
+			return nil
+		}
+		b.batch = append(b.batch, segment{len(b.seg), b.want})
+		all += len(b.seg)
+	}
+	if b.f.order == nil {
+		b.seg = b.dst[to : to+all]
+	}
+	return b.seg
+}
+
+// nextTo is where the byte at off goes in the view.
+func (b *body) nextTo() int {
+	to, _, ok := b.extents[b.x].runs.Locate(b.off)
+	if !ok {
+		return -1
+	}
+	return to
+}
+
+// arrived verifies what was read to where place said. False: the page is not to be used.
+func (b *body) arrived() bool {
+	if b.f.order != nil {
+		return b.endSegment()
+	}
+	at := 0
+	for _, s := range b.batch {
+		if page.PieceSum(b.seg[at:at+s.bytes]) != s.want {
+			return false
+		}
+		at += s.bytes
+	}
+	b.placed += at
+	b.f.s.c.stats.verified.Add(uint64(at))
 	return true
 }
 
@@ -168,8 +231,10 @@ func (b *body) scratchAt(pieceOff, n, to int) ([]byte, bool) {
 }
 
 // endSegment verifies the segment where it lies, and moves the cells that it completes to the caller's order.
-func (b *body) endSegment() bool {
-	if page.PieceSum(b.seg) != b.want {
+func (b *body) endSegment() bool { return b.summed(page.PieceSum(b.seg)) }
+
+func (b *body) summed(sum uint64) bool {
+	if sum != b.want {
 		return false
 	}
 	b.placed += len(b.seg)

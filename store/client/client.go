@@ -21,21 +21,24 @@ var ErrClosed = errors.New("client: closed")
 
 // Client is a few connections to one server. Safe for concurrent use.
 type Client struct {
-	opt    Options
-	caps   *quirev1.GetCapabilitiesResponse
-	links  []*link
-	turn   atomic.Uint64
-	writer [16]byte // of this instance: the first part of the extent ids that it makes
-	seq    atomic.Uint64
-	stages sync.Pool // of *[]byte, stageBytes long: gathered chunks
-	stats  counters
+	opt      Options
+	caps     *quirev1.GetCapabilitiesResponse
+	links    []*link
+	ways     []*way // transports that speak frames, the best first; fixed by Dial
+	noFrames error  // why there are fewer than there could be
+	turn     atomic.Uint64
+	writer   [16]byte // of this instance: the first part of the extent ids that it makes
+	seq      atomic.Uint64
+	stages   sync.Pool // of *[]byte, stageBytes long: gathered chunks
+	stats    counters
+	shared   *sharedMemory // with the node, when it is on this host
 
 	mu       sync.Mutex // guards below
 	closed   bool
 	sessions map[*Session]struct{}
 }
 
-// link is one connection.
+// link is one gRPC connection. Its page service goes by the client's route.
 type link struct {
 	cc    *grpc.ClientConn
 	conns *rpc.Conns
@@ -47,10 +50,10 @@ func Dial(ctx context.Context, o Options) (*Client, error) {
 	if err := o.fill(); err != nil {
 		return nil, fmt.Errorf("client options: %w", err)
 	}
-	c := &Client{opt: o, sessions: map[*Session]struct{}{}}
+	c := &Client{opt: o, sessions: map[*Session]struct{}{}, shared: newSharedMemory()}
 	rand.Read(c.writer[:])
 	for range o.Conns {
-		l, err := dialLink(&o)
+		l, err := c.dialLink()
 		if err != nil {
 			c.Close()
 			return nil, fmt.Errorf("dial %s: %w", o.Address, err)
@@ -63,6 +66,9 @@ func Dial(ctx context.Context, o Options) (*Client, error) {
 	if err == nil {
 		err = c.honour(caps)
 	}
+	if err == nil {
+		err = c.choose(ctx)
+	}
 	if err != nil {
 		c.Close()
 		return nil, fmt.Errorf("dial %s: %w", o.Address, err)
@@ -70,7 +76,8 @@ func Dial(ctx context.Context, o Options) (*Client, error) {
 	return c, nil
 }
 
-func dialLink(o *Options) (*link, error) {
+func (c *Client) dialLink() (*link, error) {
+	o := &c.opt
 	creds, err := o.transport()
 	if err != nil {
 		return nil, err
@@ -92,7 +99,7 @@ func dialLink(o *Options) (*link, error) {
 	if l.cc, err = grpc.NewClient("passthrough:///"+o.Address, append(opts, o.GRPC...)...); err != nil {
 		return nil, err
 	}
-	l.pages = quirev1.NewPageServiceClient(l.cc)
+	l.pages = quirev1.NewPageServiceClient(&route{c, l.cc})
 	return l, nil
 }
 
@@ -143,9 +150,13 @@ func (c *Client) Close() error {
 		wg.Go(func() { s.Close() })
 	}
 	wg.Wait()
+	for _, w := range c.ways {
+		w.cc.Close()
+	}
 	for _, l := range c.links {
 		l.cc.Close()
 	}
+	c.shared.close()
 	return nil
 }
 

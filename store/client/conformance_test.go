@@ -3,6 +3,7 @@ package client_test
 import (
 	"context"
 	"net"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -14,36 +15,56 @@ import (
 	"github.com/quire-kv/quire/store"
 	"github.com/quire-kv/quire/store/client"
 	"github.com/quire-kv/quire/store/client/clienttest"
+	"github.com/quire-kv/quire/store/frame"
 	"github.com/quire-kv/quire/store/host"
 	"github.com/quire-kv/quire/store/page"
 	"github.com/quire-kv/quire/store/server"
+	"github.com/quire-kv/quire/store/server/data"
+	"github.com/quire-kv/quire/store/server/shm"
 )
 
-// TestConformance: the suite over gRPC against a real server with a real store.
-func TestConformance(t *testing.T) { clienttest.Run(t, newPair) }
+// TestConformance: the suite over each transport against a real server with a real store.
+func TestConformance(t *testing.T) {
+	for _, transport := range transports {
+		t.Run(string(transport), func(t *testing.T) {
+			clienttest.Run(t, func(t testing.TB) *clienttest.Pair { return newPair(t, transport) })
+		})
+	}
+}
+
+// transports are those that newNode serves.
+var transports = []client.Transport{client.GRPC, client.Data, client.SharedMemory}
 
 var root = namespace.Principal{Name: "root", Tenant: "root", Role: namespace.RoleOperator}
 
 // node is a whole server over loopback TCP.
 type node struct {
-	clock    *clock.Manual
-	tier     *host.Driver
-	store    *store.Store
-	registry *namespace.Registry
-	address  string
-	tokens   map[string]string // of the one engine principal of each tenant
+	clock     *clock.Manual
+	tier      *host.Driver
+	store     *store.Store
+	registry  *namespace.Registry
+	address   string
+	socket    string            // of shared memory
+	transport client.Transport  // of dial
+	tokens    map[string]string // of the one engine principal of each tenant
 }
 
-func newPair(t testing.TB) *clienttest.Pair {
+func newPair(t testing.TB, transport client.Transport) *clienttest.Pair {
 	n := newNode(t)
+	n.transport = transport
 	return &clienttest.Pair{Dial: n.dial, Advance: n.clock.Advance, Damage: n.damage, Held: n.held, Extents: n.extents}
 }
 
-func newNode(t testing.TB) *node {
+func newNode(t testing.TB) *node { return newNodeOf(t, 64<<20) }
+
+func newNodeOf(t testing.TB, capacityBytes int64) *node { return newHoldingNode(t, capacityBytes, nil) }
+
+// newHoldingNode counts how long clients of its host hold memory by a clock of its own.
+func newHoldingNode(t testing.TB, capacityBytes int64, holds clock.Clock) *node {
 	t.Helper()
 	n := &node{tokens: map[string]string{}, clock: clock.NewManual(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))}
 	var err error
-	if n.tier, err = host.New(host.Options{CapacityBytes: 64 << 20}); err != nil {
+	if n.tier, err = host.New(host.Options{CapacityBytes: capacityBytes}); err != nil {
 		t.Fatal(err)
 	}
 	so := store.Options{Clock: n.clock}
@@ -55,27 +76,47 @@ func newNode(t testing.TB) *node {
 	if n.registry, err = namespace.NewRegistry(context.Background(), memregistry.New(), namespace.Options{Now: wall}); err != nil {
 		t.Fatal(err)
 	}
-	srv, err := server.New(server.Options{Store: n.store, Registry: n.registry, Clock: n.clock, Version: "test", Auth: auth.Tokens})
+	l, dl := listen(t), listen(t)
+	n.socket = filepath.Join(t.TempDir(), "shm")
+	srv, err := server.New(server.Options{
+		Store: n.store, Registry: n.registry, Clock: n.clock, Version: "test", Auth: auth.Tokens, DataAddress: dl.Addr().String(), ShmSocket: n.socket,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	frames := data.New(srv, data.Options{Auth: auth.Tokens})
+	ul, err := shm.Listen(shm.ListenOptions{Path: n.socket, Memory: n.tier})
 	if err != nil {
 		t.Fatal(err)
 	}
+	shared := shm.New(srv, frame.ServerOptions{Clock: holds})
 	n.address = l.Addr().String()
-	served := make(chan error, 1)
+	served := make(chan error, 3)
 	go func() { served <- srv.Serve(l) }()
+	go func() { served <- frames.Serve(dl) }()
+	go func() { served <- shared.Serve(ul) }()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		for _, err := range []error{srv.Stop(ctx), <-served, n.store.Close(ctx), n.registry.Close()} {
+		stopped := make(chan error, 2)
+		go func() { stopped <- frames.Stop(ctx) }()
+		go func() { stopped <- shared.Stop(ctx) }()
+		for _, err := range []error{srv.Stop(ctx), <-stopped, <-stopped, <-served, <-served, <-served, n.store.Close(ctx), n.registry.Close()} {
 			if err != nil {
 				t.Error(err)
 			}
 		}
 	})
 	return n
+}
+
+func listen(t testing.TB) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
 }
 
 func (n *node) token(t testing.TB, tenant string) string {
@@ -94,7 +135,7 @@ func (n *node) token(t testing.TB, tenant string) string {
 
 func (n *node) dial(t testing.TB, tenant string, o client.Options) *client.Client {
 	t.Helper()
-	o.Address, o.Token = n.address, n.token(t, tenant)
+	o.Address, o.Token, o.Transport = n.address, n.token(t, tenant), n.transport
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	c, err := client.Dial(ctx, o)

@@ -16,6 +16,15 @@ func (o *Options) transport() (credentials.TransportCredentials, error) {
 	if o.plaintext() {
 		return insecure.NewCredentials(), nil
 	}
+	c, err := o.tls()
+	if err != nil {
+		return nil, err
+	}
+	return credentials.NewTLS(c), nil
+}
+
+// tls is how the server is verified, and this side's certificate.
+func (o *Options) tls() (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS13}
 	if o.CAFile != "" {
 		pem, err := os.ReadFile(o.CAFile)
@@ -34,7 +43,7 @@ func (o *Options) transport() (credentials.TransportCredentials, error) {
 		}
 		c.Certificates = []tls.Certificate{pair}
 	}
-	return credentials.NewTLS(c), nil
+	return c, nil
 }
 
 // bearer puts the token into each call.

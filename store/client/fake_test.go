@@ -15,17 +15,19 @@ import (
 	"github.com/quire-kv/quire/internal/clock"
 	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
 	"github.com/quire-kv/quire/reason"
+	"github.com/quire-kv/quire/store/frame"
 	"github.com/quire-kv/quire/store/page"
 	"github.com/quire-kv/quire/store/rpc"
 )
 
-// fake is a server that does as a test says: stock gRPC with its stock codec, no store. Every method that is not set
+// fake is a server that does as a test says: stock gRPC with its stock codec, and frames; no store. Every method that is not set
 // answers Unsupported.
 type fake struct {
 	quirev1.UnimplementedPageServiceServer
 	quirev1.UnimplementedNamespaceServiceServer
 
 	record  *quirev1.Namespace
+	data    string // where it speaks frames
 	fetch   func(*quirev1.FetchRequest, grpc.ServerStreamingServer[quirev1.FetchResponse]) error
 	exists  func(*quirev1.BatchExistsRequest) (*quirev1.BatchExistsResponse, error)
 	begin   func(*quirev1.BeginPublishRequest) (*quirev1.BeginPublishResponse, error)
@@ -42,7 +44,7 @@ type fake struct {
 var errUnset = rpc.Errorf(reason.Unsupported, "not in this test")
 
 func (f *fake) GetCapabilities(context.Context, *quirev1.GetCapabilitiesRequest) (*quirev1.GetCapabilitiesResponse, error) {
-	return &quirev1.GetCapabilitiesResponse{MaxKeys: 100, MaxBatchBytes: 1 << 30, MaxChunkBytes: 1 << 20}, nil
+	return &quirev1.GetCapabilitiesResponse{MaxKeys: 100, MaxBatchBytes: 1 << 30, MaxChunkBytes: 1 << 20, BootId: make([]byte, 16), DataAddress: f.data}, nil
 }
 
 func (f *fake) Attach(_ *quirev1.AttachRequest, st grpc.ServerStreamingServer[quirev1.AttachResponse]) error {
@@ -132,7 +134,14 @@ var small = Geometry{Heads: 4, Layers: 3, CellBytes: 24 << 10, Tokens: 16, Grade
 // large has cells of more than a piece: 64 KiB and 8 KiB.
 var large = Geometry{Heads: 2, Layers: 3, CellBytes: 72 << 10, Tokens: 16, Grade: page.Elements}
 
-func newWorld(t *testing.T, geo Geometry, o Options) *world {
+// over runs a test over each transport that has a stock server.
+func over(t *testing.T, test func(t *testing.T, tr Transport)) {
+	for _, tr := range []Transport{GRPC, Data} {
+		t.Run(string(tr), func(t *testing.T) { test(t, tr) })
+	}
+}
+
+func newWorld(t *testing.T, tr Transport, geo Geometry, o Options) *world {
 	t.Helper()
 	w := &world{t: t, geo: geo, group: page.GroupID{9}, cells: map[[4]int][]byte{}, fake: &fake{
 		aborts: make(chan *quirev1.AbortPublishRequest, 100), reports: make(chan *quirev1.ReportCorruptRequest, 100),
@@ -150,9 +159,11 @@ func newWorld(t *testing.T, geo Geometry, o Options) *world {
 	quirev1.RegisterPageServiceServer(s, w.fake)
 	quirev1.RegisterNamespaceServiceServer(s, w.fake)
 	served := make(chan struct{})
-	go func() { defer close(served); s.Serve(w.conns) }()
-	t.Cleanup(func() { w.conns.open(); s.Stop(); <-served })
-	o.Address = l.Addr().String()
+	conns := w.conns
+	go func() { defer close(served); s.Serve(conns) }()
+	t.Cleanup(func() { conns.open(); s.Stop(); <-served })
+	w.frames(tr)
+	o.Address, o.Transport = l.Addr().String(), tr
 	if w.c, err = Dial(w.ctx(), o); err != nil {
 		t.Fatal(err)
 	}
@@ -161,6 +172,31 @@ func newWorld(t *testing.T, geo Geometry, o Options) *world {
 		t.Fatal(err)
 	}
 	return w
+}
+
+// frames serves the fake over frames too; the gate is theirs then.
+func (w *world) frames(tr Transport) {
+	if tr != Data {
+		return
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.conns = &gate{Listener: l}
+	w.fake.data = l.Addr().String()
+	s := frame.NewServer(frame.ServerOptions{})
+	quirev1.RegisterPageServiceServer(s, w.fake)
+	served := make(chan struct{})
+	conns := w.conns
+	go func() { defer close(served); s.Serve(conns) }()
+	w.t.Cleanup(func() {
+		conns.open()
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		s.Stop(ctx)
+		<-served
+	})
 }
 
 const guard = 20 * time.Second // of what must happen; never waited for when it does

@@ -22,100 +22,108 @@ import (
 // TestPublishToStoppedServer: a server that stops reading in the middle of an upload does not keep Publish beyond its
 // context, and when Publish has returned, nothing reads the items any more (the race detector watches).
 func TestPublishToStoppedServer(t *testing.T) {
-	w := newWorld(t, small, Options{Conns: 1})
-	w.fake.begin = func(r *quirev1.BeginPublishRequest) (*quirev1.BeginPublishResponse, error) { return grantAll(r), nil }
-	began := make(chan struct{})
-	w.fake.write = func(st grpc.ClientStreamingServer[quirev1.WritePagesRequest, quirev1.WritePagesResponse]) error {
-		st.Recv()
-		w.conns.stop()
-		close(began)
-		<-st.Context().Done()
-		return nil
-	}
-	ctx, cancel := context.WithCancel(w.ctx())
-	go func() { <-began; cancel() }()
-	items := w.items(90, small.Full()) // 25 MiB: more than windows and socket buffers take
-	rs, err := w.s.Publish(ctx, w.run(90), page.View{}, nil, items, PublishOptions{})
-	if !errors.Is(err, context.Canceled) || GoodPrefix(rs) != 0 {
-		t.Fatal(err)
-	}
-	for i := range items {
-		clear(items[i].Bytes)
-	}
+	over(t, func(t *testing.T, tr Transport) {
+		w := newWorld(t, tr, small, Options{Conns: 1})
+		w.fake.begin = func(r *quirev1.BeginPublishRequest) (*quirev1.BeginPublishResponse, error) { return grantAll(r), nil }
+		began := make(chan struct{})
+		w.fake.write = func(st grpc.ClientStreamingServer[quirev1.WritePagesRequest, quirev1.WritePagesResponse]) error {
+			st.Recv()
+			w.conns.stop()
+			close(began)
+			<-st.Context().Done()
+			return nil
+		}
+		ctx, cancel := context.WithCancel(w.ctx())
+		go func() { <-began; cancel() }()
+		items := w.items(90, small.Full()) // 25 MiB: more than windows and socket buffers take
+		rs, err := w.s.Publish(ctx, w.run(90), page.View{}, nil, items, PublishOptions{})
+		if !errors.Is(err, context.Canceled) || GoodPrefix(rs) != 0 {
+			t.Fatal(err)
+		}
+		for i := range items {
+			clear(items[i].Bytes)
+		}
+	})
 }
 
 // TestPublishToKilledServer: a connection that dies in the middle of an upload is an error for every page, and the
 // lent memory is the caller's again.
 func TestPublishToKilledServer(t *testing.T) {
-	w := newWorld(t, small, Options{Conns: 1})
-	w.fake.begin = func(r *quirev1.BeginPublishRequest) (*quirev1.BeginPublishResponse, error) { return grantAll(r), nil }
-	w.fake.write = func(st grpc.ClientStreamingServer[quirev1.WritePagesRequest, quirev1.WritePagesResponse]) error {
-		st.Recv()
-		w.conns.kill()
-		<-st.Context().Done()
-		return nil
-	}
-	items := w.items(90, small.Full())
-	rs, err := w.s.Publish(w.ctx(), w.run(90), page.View{}, nil, items, PublishOptions{})
-	if !errors.Is(err, reason.Unknown) || GoodPrefix(rs) != 0 {
-		t.Fatal(err)
-	}
-	for i := range items {
-		clear(items[i].Bytes)
-	}
+	over(t, func(t *testing.T, tr Transport) {
+		w := newWorld(t, tr, small, Options{Conns: 1})
+		w.fake.begin = func(r *quirev1.BeginPublishRequest) (*quirev1.BeginPublishResponse, error) { return grantAll(r), nil }
+		w.fake.write = func(st grpc.ClientStreamingServer[quirev1.WritePagesRequest, quirev1.WritePagesResponse]) error {
+			st.Recv()
+			w.conns.kill()
+			<-st.Context().Done()
+			return nil
+		}
+		items := w.items(90, small.Full())
+		rs, err := w.s.Publish(w.ctx(), w.run(90), page.View{}, nil, items, PublishOptions{})
+		if !errors.Is(err, reason.Unknown) || GoodPrefix(rs) != 0 {
+			t.Fatal(err)
+		}
+		for i := range items {
+			clear(items[i].Bytes)
+		}
+	})
 }
 
 // TestReattach: a session whose connection dies attaches again, and later leases belong to the new stream.
 func TestReattach(t *testing.T) {
-	w := newWorld(t, small, Options{Conns: 1})
-	if id := w.s.sessionID(); len(id) != 1 || id[0] != 1 {
-		t.Fatal(id)
-	}
-	w.conns.kill()
-	for deadline := time.Now().Add(guard); ; runtime.Gosched() {
-		if id := w.s.sessionID(); len(id) == 1 && id[0] == 2 {
-			return
+	over(t, func(t *testing.T, tr Transport) {
+		w := newWorld(t, tr, small, Options{Conns: 1})
+		if id := w.s.sessionID(); len(id) != 1 || id[0] != 1 {
+			t.Fatal(id)
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("not attached again")
+		w.conns.kill()
+		for deadline := time.Now().Add(guard); ; runtime.Gosched() {
+			if id := w.s.sessionID(); len(id) == 1 && id[0] == 2 {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("not attached again")
+			}
 		}
-	}
+	})
 }
 
 // TestCase_C42_Garbage: counts and sizes that are not those asked for are never a hit and never a panic.
 func TestCase_C42_Garbage(t *testing.T) {
-	for name, a := range map[string]*quirev1.BatchExistsResponse{
-		"nothing":        {},
-		"too short":      {Present: []byte{1}, Leading: []uint32{1}},
-		"too long":       {Present: make([]byte, 1000), Leading: []uint32{0, 1, 2, 3}},
-		"leading beyond": {Present: []byte{0, 0}, Leading: []uint32{1 << 31}, Lease: &quirev1.LeaseGrant{LeaseId: []byte{1}, Covered: []uint32{1 << 31}}},
-	} {
-		w := newWorld(t, small, Options{})
-		w.fake.exists = func(*quirev1.BatchExistsRequest) (*quirev1.BatchExistsResponse, error) { return a, nil }
-		p, err := w.s.Exists(w.ctx(), w.run(12), time.Second)
-		if err != nil || len(p.Bits) != 2 || len(p.Unknown) != 2 || p.Leading > 12 || p.Leased > 12 || p.Has(11) || p.Has(1000) {
-			t.Errorf("%s: %+v %v", name, p, err)
+	over(t, func(t *testing.T, tr Transport) {
+		for name, a := range map[string]*quirev1.BatchExistsResponse{
+			"nothing":        {},
+			"too short":      {Present: []byte{1}, Leading: []uint32{1}},
+			"too long":       {Present: make([]byte, 1000), Leading: []uint32{0, 1, 2, 3}},
+			"leading beyond": {Present: []byte{0, 0}, Leading: []uint32{1 << 31}, Lease: &quirev1.LeaseGrant{LeaseId: []byte{1}, Covered: []uint32{1 << 31}}},
+		} {
+			w := newWorld(t, tr, small, Options{})
+			w.fake.exists = func(*quirev1.BatchExistsRequest) (*quirev1.BatchExistsResponse, error) { return a, nil }
+			p, err := w.s.Exists(w.ctx(), w.run(12), time.Second)
+			if err != nil || len(p.Bits) != 2 || len(p.Unknown) != 2 || p.Leading > 12 || p.Leased > 12 || p.Has(11) || p.Has(1000) {
+				t.Errorf("%s: %+v %v", name, p, err)
+			}
 		}
-	}
-	w := newWorld(t, small, Options{})
-	for name, pages := range map[string][]*quirev1.PageStatus{
-		"no page":       nil,
-		"outcome OK":    {{Outcome: quirev1.Outcome_OUTCOME_OK}, {Outcome: quirev1.Outcome_OUTCOME_COMMITTED}},
-		"bad extent id": {{Outcome: quirev1.Outcome_OUTCOME_PRESENT, ExtentIds: [][]byte{{1}}}, {}},
-		"view outside":  {{Outcome: quirev1.Outcome_OUTCOME_GRANTED, Grants: []*quirev1.View{{H1: 99, L1: 1}}}, {}},
-		"huge view":     {{Outcome: quirev1.Outcome_OUTCOME_GRANTED, Grants: []*quirev1.View{{H1: 1 << 31, L1: 1 << 31}}}, {}},
-		"token slice":   {{Outcome: quirev1.Outcome_OUTCOME_GRANTED, Grants: []*quirev1.View{{H1: 1, L1: 1, TokenRun: 4}}}, {}},
-	} {
-		u := &uploads{}
-		w.fake.write = u.take(t)
-		w.fake.begin = func(*quirev1.BeginPublishRequest) (*quirev1.BeginPublishResponse, error) {
-			return &quirev1.BeginPublishResponse{Pages: pages}, nil
+		w := newWorld(t, tr, small, Options{})
+		for name, pages := range map[string][]*quirev1.PageStatus{
+			"no page":       nil,
+			"outcome OK":    {{Outcome: quirev1.Outcome_OUTCOME_OK}, {Outcome: quirev1.Outcome_OUTCOME_COMMITTED}},
+			"bad extent id": {{Outcome: quirev1.Outcome_OUTCOME_PRESENT, ExtentIds: [][]byte{{1}}}, {}},
+			"view outside":  {{Outcome: quirev1.Outcome_OUTCOME_GRANTED, Grants: []*quirev1.View{{H1: 99, L1: 1}}}, {}},
+			"huge view":     {{Outcome: quirev1.Outcome_OUTCOME_GRANTED, Grants: []*quirev1.View{{H1: 1 << 31, L1: 1 << 31}}}, {}},
+			"token slice":   {{Outcome: quirev1.Outcome_OUTCOME_GRANTED, Grants: []*quirev1.View{{H1: 1, L1: 1, TokenRun: 4}}}, {}},
+		} {
+			u := &uploads{}
+			w.fake.write = u.take(t)
+			w.fake.begin = func(*quirev1.BeginPublishRequest) (*quirev1.BeginPublishResponse, error) {
+				return &quirev1.BeginPublishResponse{Pages: pages}, nil
+			}
+			rs, err := w.s.Publish(w.ctx(), w.run(2), page.View{}, nil, w.items(2, small.Full()), PublishOptions{})
+			if len(rs) != 2 || GoodPrefix(rs) != 0 {
+				t.Errorf("%s: %+v %v", name, rs, err)
+			}
 		}
-		rs, err := w.s.Publish(w.ctx(), w.run(2), page.View{}, nil, w.items(2, small.Full()), PublishOptions{})
-		if len(rs) != 2 || GoodPrefix(rs) != 0 {
-			t.Errorf("%s: %+v %v", name, rs, err)
-		}
-	}
+	})
 }
 
 // TestCase_C43_Absent: no server, one that refuses, one that is not ours: a clear error within the deadline.
@@ -187,10 +195,12 @@ func TestOptions(t *testing.T) {
 
 // TestRefusalText: what a refused Open says is there for the caller: reason, path, differences.
 func TestRefusalText(t *testing.T) {
-	w := newWorld(t, small, Options{})
-	_, err := w.c.Namespaces().List(w.ctx(), &quirev1.ListRequest{})
-	var e *rpc.Error
-	if !errors.As(err, &e) || !errors.Is(err, reason.Unsupported) {
-		t.Errorf("raw clients answer %T: %v", err, err)
-	}
+	over(t, func(t *testing.T, tr Transport) {
+		w := newWorld(t, tr, small, Options{})
+		_, err := w.c.Namespaces().List(w.ctx(), &quirev1.ListRequest{})
+		var e *rpc.Error
+		if !errors.As(err, &e) || !errors.Is(err, reason.Unsupported) {
+			t.Errorf("raw clients answer %T: %v", err, err)
+		}
+	})
 }

@@ -85,6 +85,7 @@ type fetch struct {
 // fetchPage is what is known of one page. Each is touched by one stream at a time.
 type fetchPage struct {
 	done   bool
+	stale  bool // memory of the node was taken back before it was read to the end
 	result PageResult
 	resume []page.ExtentID // a broken stream had begun with these: asked for again, else it starts over
 }
@@ -180,6 +181,7 @@ func (f *fetch) stream(ctx context.Context, pages []int) error {
 	if err != nil {
 		return f.s.c.stalled(ctx, rpc.FromStatus(err))
 	}
+	in.sharing = sharingOf(stream)
 	for {
 		err := stream.RecvMsg(&in.received)
 		switch {
@@ -224,7 +226,14 @@ func (f *fetch) results(err error) []PageResult {
 	}
 	out := make([]PageResult, len(f.pages))
 	for i := range f.pages {
-		if out[i] = f.pages[i].result; !f.pages[i].done {
+		switch p := &f.pages[i]; {
+		case p.done:
+			out[i] = p.result
+		case p.stale && f.lease != nil:
+			out[i] = PageResult{Outcome: Miss, Reason: reason.LeaseExpired}
+		case p.stale:
+			out[i] = PageResult{Outcome: Miss, Reason: reason.Absent}
+		default:
 			out[i] = PageResult{Outcome: Miss, Reason: why}
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"github.com/quire-kv/quire/internal/clock"
+	"github.com/quire-kv/quire/kernels"
 	"github.com/quire-kv/quire/store/page"
 	"github.com/quire-kv/quire/store/rpc"
 )
@@ -60,13 +61,34 @@ func (s *source) fill(dst []byte, off int) error {
 	return nil
 }
 
+// summed is fill, and appends the sums of the pieces that it wrote. What is in no order of the caller's is summed while
+// it is copied.
+func (s *source) summed(sums, dst []byte, off int) ([]byte, error) {
+	if s.order != nil {
+		err := s.fill(dst, off)
+		return s.appendSums(sums, dst), err
+	}
+	to, _, _ := s.runs.Locate(off)
+	for len(dst) > 0 {
+		n := s.piece(len(dst))
+		sums = binary.LittleEndian.AppendUint64(sums, kernels.CopySum(dst[:n], s.item[to:to+n]))
+		dst, to = dst[n:], to+n
+	}
+	return sums, nil
+}
+
+// piece is the length of the next piece of a unit of which n bytes are left.
+func (s *source) piece(n int) int {
+	if s.cell <= page.MaxPieceBytes {
+		return n
+	}
+	return min(page.MaxPieceBytes, n)
+}
+
 // appendSums appends the sums of the pieces of one unit that lies in b.
 func (s *source) appendSums(sums, b []byte) []byte {
 	for len(b) > 0 {
-		n := min(page.MaxPieceBytes, len(b))
-		if s.cell <= page.MaxPieceBytes {
-			n = len(b)
-		}
+		n := s.piece(len(b))
 		sums, b = binary.LittleEndian.AppendUint64(sums, page.PieceSum(b[:n])), b[n:]
 	}
 	return sums
@@ -95,7 +117,7 @@ func (p *publish) send(u *upload, g *granted) error {
 		u.head.Page, u.head.Grant, u.head.Offset = g.page, uint32(k), 0
 		s := p.source(g.item, v)
 		send := u.staged
-		if s.lendable() && !p.opt.Stage {
+		if s.lendable() && !p.opt.Stage && (u.sharing == nil || u.reaches(s.item)) {
 			send = u.lent
 		}
 		sums, err := send(s)
@@ -165,18 +187,22 @@ func (u *upload) staged(s *source) (sums []byte, err error) {
 	c := u.s.c
 	sums = make([]byte, 0, 8*s.pieces.Count(s.total/max(s.pieces.HeadBytes, 1)))
 	for off := 0; off < s.total; {
-		st := c.stage(s)
+		st, free, err := u.stage(s, s.total-off)
+		if err != nil {
+			return nil, err
+		}
 		fill := 0
-		for off < s.total && fill+s.unit(off) <= len(*st) {
-			b := (*st)[fill : fill+s.unit(off)]
-			if err := s.fill(b, off); err != nil {
+		for off < s.total && fill+s.unit(off) <= len(st) {
+			b := st[fill : fill+s.unit(off)]
+			if sums, err = s.summed(sums, b, off); err != nil {
+				free()
 				return nil, err
 			}
-			sums, fill, off = s.appendSums(sums, b), fill+len(b), off+len(b)
+			fill, off = fill+len(b), off+len(b)
 		}
-		pin := rpc.NewPin(func() { c.stages.Put(st) })
+		pin := rpc.NewPin(free)
 		for at := 0; at < fill && err == nil; at += c.chunkBytes() {
-			err = u.send((*st)[at:min(at+c.chunkBytes(), fill)], pin)
+			err = u.send(st[at:min(at+c.chunkBytes(), fill)], pin)
 		}
 		pin.Done()
 		if err != nil {

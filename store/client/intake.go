@@ -23,6 +23,9 @@ type intake struct {
 	messages atomic.Uint64
 	broken   error // a protocol error: nothing more of this stream is believed
 
+	sharing rpc.Sharing // of the stream; nil: everything comes inline
+	refs    []rpc.Ref   // what of the page at hand lies in memory of the node
+
 	at      int // requested page that is being taken in; -1 before the first
 	body    body
 	dropped bool // the page at hand is done: drop what comes
@@ -32,7 +35,7 @@ type intake struct {
 func newIntake(f *fetch, pages []int) *intake {
 	in := &intake{f: f, pages: pages, at: -1, dropped: true}
 	in.body.init(f)
-	in.received = rpc.Received{Head: &in.head, Begin: in.begin, Chunk: in.chunk}
+	in.received = rpc.Received{Head: &in.head, Begin: in.begin, Chunk: in.chunk, Place: in.place, Placed: in.placed}
 	return in
 }
 
@@ -48,6 +51,10 @@ func (in *intake) begin(chunkBytes int) error {
 	}
 	if h.Header != nil {
 		in.extent()
+	}
+	if in.received.Ref != nil && !in.dropped {
+		in.refs = append(in.refs, *in.received.Ref)
+		in.f.s.c.stats.shared.Add(uint64(chunkBytes))
 	}
 	in.left = chunkBytes
 	in.f.s.c.stats.fetched.Add(uint64(chunkBytes))
@@ -68,7 +75,7 @@ func (in *intake) breakOff(err error) error {
 
 // start is the first message of a requested page. A page that was done before this stream is not asked for again.
 func (in *intake) start(k int) {
-	in.at, in.dropped = k, false
+	in.at, in.dropped, in.refs = k, false, in.refs[:0]
 	i := in.pages[k]
 	in.body.reset(in.f.s.hash(&in.f.run, i), in.f.dst[i])
 }
@@ -82,13 +89,62 @@ func (in *intake) extent() {
 
 func (in *intake) chunk(p []byte) error {
 	in.left -= len(p)
-	if !in.dropped && !in.body.take(p) {
+	if !in.dropped && !in.take(p) {
 		in.miss(reason.Corrupt)
 	}
 	if in.left == 0 {
 		in.trailer()
 	}
 	return nil
+}
+
+// take copies p, which may be memory of the node.
+func (in *intake) take(p []byte) (ok bool) {
+	if in.received.Ref == nil {
+		return in.body.take(p)
+	}
+	return guarded(func() { ok = in.body.take(p) }) && ok
+}
+
+// stale says, after the last byte of the page at hand was copied, whether the node has taken back any of the memory
+// that it was copied from: then it is nobody's page.
+func (in *intake) stale() bool {
+	if len(in.refs) > 0 && in.f.s.c.opt.copied != nil {
+		in.f.s.c.opt.copied()
+	}
+	for i := range in.refs {
+		if !in.sharing.Valid(&in.refs[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// again leaves the page at hand for another stream, where it starts over.
+func (in *intake) again() {
+	p := &in.f.pages[in.pages[in.at]]
+	p.stale, p.resume, in.dropped = true, nil, true
+}
+
+// place is where the transport reads the next bytes of the chunk; nil: it drops them.
+func (in *intake) place(n int) []byte {
+	if in.dropped {
+		return nil
+	}
+	p := in.body.place(n)
+	if p == nil {
+		in.miss(reason.Corrupt)
+	}
+	return p
+}
+
+func (in *intake) placed() {
+	if in.left -= len(in.body.seg); !in.body.arrived() {
+		in.miss(reason.Corrupt)
+	}
+	if in.left == 0 {
+		in.trailer()
+	}
 }
 
 // trailer finishes the page if the message at hand says so.
@@ -99,6 +155,8 @@ func (in *intake) trailer() {
 	r := resultOf(in.head.Trailer)
 	p := &in.f.pages[in.pages[in.at]]
 	switch {
+	case r.Outcome == OK && in.stale():
+		in.again()
 	case r.Outcome == OK && in.body.complete():
 		r.Reason, r.Extents = reason.None, in.body.ids()
 		in.finish(r)
@@ -121,6 +179,10 @@ func (in *intake) finish(r PageResult) {
 // miss finishes the page at hand, if there is one that is not done.
 func (in *intake) miss(why reason.Reason) {
 	if in.dropped {
+		return
+	}
+	if why == reason.Corrupt && in.stale() {
+		in.again()
 		return
 	}
 	if why == reason.Corrupt {

@@ -31,12 +31,16 @@ type Options struct {
 	BatchKeys   int           // keys of one call; default 1,024, at most what the server takes
 	BatchBytes  int64         // payload bytes of one call; default 256 MiB, at most what the server takes
 	Parallel    int           // streams of one FetchInto; default 2
-	Conns       int           // connections, used in turn; default 2
+	Conns       int           // gRPC connections, used in turn; default 2
+	Transport   Transport     // of the page service; default Auto
+	DataConns   int           // bulk streams at once over frames, and as many other calls, each on a connection of its own; default 4
 	Retries     int           // further attempts of what is safe to repeat; default 2, negative: none
 	Instance    string        // shown to operators; default the host's name
 
 	Clock clock.Clock       // of leases, progress and back-off; default clock.System
 	GRPC  []grpc.DialOption // further options: interceptors, tracing
+
+	copied func() // tests: called between the last byte copied out of shared memory and the look at its generations
 }
 
 // Bounds of Options, and of what they stand for.
@@ -74,6 +78,7 @@ func (o *Options) fill() error {
 	o.BatchBytes = cmp.Or(o.BatchBytes, 256<<20)
 	o.Parallel = cmp.Or(o.Parallel, 2)
 	o.Conns = cmp.Or(o.Conns, 2)
+	o.DataConns = cmp.Or(o.DataConns, 4)
 	o.Retries = cmp.Or(o.Retries, 2)
 	o.Retries = max(o.Retries, 0)
 	return o.check()
@@ -96,6 +101,10 @@ func (o *Options) check() error {
 		return fmt.Errorf("option Parallel is %d: want 1 to %d", o.Parallel, maxParallel)
 	case o.Conns < 1 || o.Conns > maxConns:
 		return fmt.Errorf("option Conns is %d: want 1 to %d", o.Conns, maxConns)
+	case o.DataConns < 1 || o.DataConns > maxConns:
+		return fmt.Errorf("option DataConns is %d: want 1 to %d", o.DataConns, maxConns)
+	case !o.Transport.valid():
+		return fmt.Errorf("option Transport is %q: want shm, data, grpc or nothing", o.Transport)
 	case o.Retries > maxRetries:
 		return fmt.Errorf("option Retries is %d: want at most %d", o.Retries, maxRetries)
 	}

@@ -32,7 +32,7 @@ type Item struct {
 
 // PublishOptions of one Publish. Zero values are defaults.
 type PublishOptions struct {
-	Durable     bool          // committed means on disk
+	Durable     bool          // committed means on disk; false leaves it to the namespace's default
 	TTL         time.Duration // of the publication lease, renewed while bytes move; default the server's
 	WriterGroup [16]byte      // strict namespaces: equal on all ranks of the engine instance that writes a page
 	// Stage copies each piece before it is summed and sent: for writers whose buffers may change meanwhile. Without it
@@ -161,7 +161,7 @@ func (p *publish) batch(ctx context.Context, from, to int) error {
 func (p *publish) beginRequest(from, to int) *quirev1.BeginPublishRequest {
 	req := &quirev1.BeginPublishRequest{
 		Namespace: p.s.ref, Run: p.s.wire(&p.run, from, to), SessionId: p.s.sessionID(),
-		Durability: quirev1.Durability_DURABILITY_MEMORY, Pages: make([]*quirev1.PublishPage, to-from),
+		Pages: make([]*quirev1.PublishPage, to-from),
 	}
 	if p.opt.Durable {
 		req.Durability = quirev1.Durability_DURABILITY_DISK

@@ -31,6 +31,10 @@ type upload struct {
 	head    rpc.WriteHead // of the next chunk
 	headBuf []byte
 	message rpc.Chunk
+
+	sharing  rpc.Sharing // with the node of this host; nil: bytes travel
+	ref      rpc.Ref
+	referred int // bytes referred to since the last flush
 }
 
 // openUpload opens a stream that is ended when sent stands still. wait must be called if err is nil.
@@ -45,6 +49,7 @@ func (s *Session) openUpload(ctx context.Context, sent *atomic.Uint64) (*upload,
 		u.wait()
 		return nil, err
 	}
+	u.sharing = sharingOf(u.stream)
 	return u, nil
 }
 
@@ -54,6 +59,9 @@ func (u *upload) send(body []byte, pin *rpc.Pin) (err error) {
 		return err
 	}
 	u.message = rpc.Chunk{Head: u.headBuf, Body: body, Pin: pin}
+	if err := u.refer(body); err != nil {
+		return err
+	}
 	if err := u.stream.SendMsg(&u.message); err != nil {
 		return err
 	}
@@ -61,6 +69,52 @@ func (u *upload) send(body []byte, pin *rpc.Pin) (err error) {
 	u.head.Offset += uint64(len(body))
 	u.sent.Add(1)
 	return nil
+}
+
+// refer names body to a node of this host, and has what was named before sent now and then, so that it has work while
+// more is made.
+func (u *upload) refer(body []byte) error {
+	if u.sharing == nil {
+		return nil
+	}
+	if u.referred >= flushBytes {
+		u.referred = 0
+		if err := frameOf(u.stream).Flush(); err != nil {
+			return err
+		}
+	}
+	var ok bool
+	if u.ref, ok = u.sharing.Refer(body); ok {
+		u.message.Ref = &u.ref
+		u.referred += len(body)
+		u.s.c.stats.staged.Add(uint64(len(body)))
+	}
+	return nil
+}
+
+// stage is at most n bytes, at least one unit of s, of memory to gather into: where the node reads it, if it is on
+// this host. free gives it back.
+func (u *upload) stage(s *source, n int) (b []byte, free func(), err error) {
+	c, ok := u.sharing.(*sharedConn)
+	for ok {
+		if b, free, ok = c.room(min(n, max(maxSendBytes, s.cell))); b != nil {
+			return b, free, nil
+		}
+		if ok {
+			u.referred = 0
+			if err := frameOf(u.stream).AwaitRelease(); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	st := u.s.c.stage(s)
+	return *st, func() { u.s.c.stages.Put(st) }, nil
+}
+
+// reaches says whether the node reads b where it lies.
+func (u *upload) reaches(b []byte) bool {
+	_, ok := u.sharing.Refer(b)
+	return ok
 }
 
 // finish closes the stream and returns the server's answer. err is what ended the sending; io.EOF means that the

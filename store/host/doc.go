@@ -15,8 +15,9 @@
 //
 // The bound holds at every moment for all that is held: slabs, blank memory, 16 bytes a slot, the fixed parts, and
 // the kernel's page tables. Memory that a mixed class gives up stays, blank, for the next; that of a namespace with
-// slabs of its own is unmapped and closed, so that nobody else's bytes ever come into it. A tier that was full once
-// keeps its memory until Close. Where less than 256 KiB or one slot is left, that rest stays unused.
+// slabs of its own is punched out, unmapped and closed, so that nobody else's bytes ever come into it: clients of the
+// same host may have it mapped (Export). A tier that was full once keeps its memory until Close. Where less than
+// 256 KiB or one slot is left, that rest stays unused.
 //
 // What is lost, as part of the payload, for the pages that the design names. Rounding is to 4 KiB; bookkeeping is 16
 // bytes a slot and 8 bytes a 4 KiB page of page tables. Header is what the extent carries in the same region.

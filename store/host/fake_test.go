@@ -66,6 +66,11 @@ func (f *fakeMemory) unmap(m *mapping) error {
 	return nil
 }
 
+// share hands nothing out.
+func (f *fakeMemory) share(*mapping, uint64, int64, int64) (*export, error) {
+	return nil, ErrNotShared
+}
+
 func (f *fakeMemory) reservesHuge() bool { return f.reserves }
 func (f *fakeMemory) hint() string       { return f.hintsAt }
 

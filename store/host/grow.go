@@ -14,14 +14,22 @@ const restedHandles = 64
 const maxRecutWaste = 16
 
 // costOfSlab is what a slab takes of the capacity, its class's own bookkeeping included.
-func costOfSlab(slots, classBytes int64) int64 {
-	n := slots * classBytes
-	return n + mappingCost(n) + slots*slotMetadata + classMetadata
+func costOfSlab(slots int64, c tier.Class) int64 {
+	n := slots * c.Bytes
+	return n + mappingCost(n) + slots*slotMetadata + classMetadata + costOfSharing(slots, c)
+}
+
+// costOfSharing is what handing out a slab takes: nothing of one that is mixed.
+func costOfSharing(slots int64, c tier.Class) int64 {
+	if mixed(c) {
+		return 0
+	}
+	return generationBytes(slots) + exportMetadata
 }
 
 // mayGrow reports whether takeInNewSlab could find memory. Under mu.
 func (d *Driver) mayGrow(c tier.Class) bool {
-	return len(d.blank) > 0 || len(d.empty) > 0 || d.room() >= costOfSlab(fewestSlots(c.Bytes), c.Bytes)
+	return len(d.blank) > 0 || len(d.empty) > 0 || d.room() >= costOfSlab(fewestSlots(c.Bytes), c)
 }
 
 // fewestSlots of a slab that takes the last of the room.
@@ -47,14 +55,14 @@ func (d *Driver) takeInNewSlab(c tier.Class, n int64, o tier.Owner) (tier.Region
 	}
 	slots := max(1, due/c.Bytes)
 	gone := []*mapping(nil)
-	if d.room() < costOfSlab(slots, c.Bytes) {
+	if d.room() < costOfSlab(slots, c) {
 		gone = d.blankEmpties()
 		if m := d.fittingBlank(c, 0, due*2); m != nil {
 			r, err := d.cutAndTake(m, c, n, o)
 			d.discard(gone...)
 			return r, err
 		}
-		gone = append(gone, d.dropBlanks(costOfSlab(slots, c.Bytes)-d.room())...)
+		gone = append(gone, d.dropBlanks(costOfSlab(slots, c)-d.room())...)
 	}
 	d.makingSlab = true
 	d.mu.Unlock()
@@ -120,6 +128,9 @@ func (d *Driver) enter(s *slab) {
 		s.handle = uint32(len(table))
 	}
 	d.table.Store(&table)
+	if s.mapping.export != nil {
+		d.listExported()
+	}
 }
 
 // retire takes s, which has no live region, out of its class. Its mapping turns blank, or is answered when it must
@@ -128,6 +139,9 @@ func (d *Driver) retire(s *slab) (gone *mapping) {
 	table := slices.Clone(*d.table.Load())
 	table[s.handle-1] = nil
 	d.table.Store(&table)
+	if s.mapping.export != nil {
+		d.listExported()
+	}
 	d.oldHandles = append(d.oldHandles, s.handle)
 	d.removeEmpty(s)
 	s.unlink()
@@ -222,37 +236,53 @@ func (d *Driver) dropBlanks(need int64) (gone []*mapping) {
 // freshMapping asks the system for memory for up to slots slots, fewer when the room is short of them. With growing.
 func (d *Driver) freshMapping(c tier.Class, slots int64) (*mapping, error) {
 	d.mu.Lock()
-	size := d.sizeWithin(d.room(), c.Bytes, slots)
-	d.reserve(size)
-	d.mu.Unlock()
+	size := d.sizeWithin(d.room(), c, slots)
 	if size == 0 {
+		d.mu.Unlock()
 		return nil, tier.ErrFull
 	}
-	private := !mixed(c)
+	slots = size / c.Bytes
+	extra, private := costOfSharing(slots, c), !mixed(c)
+	d.reserve(size, extra)
+	d.exports++
+	number := d.exports
+	d.mu.Unlock()
 	m, err := d.o.memory.mapping(size, private)
+	var e *export
+	var unshared error
+	if err == nil && private {
+		e, unshared = d.o.memory.share(m, number, c.Bytes, slots)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err != nil {
-		d.unreserve(size)
+		d.unreserve(size, extra)
 		return nil, fmt.Errorf("%w: map a slab of %d bytes: %w", tier.ErrFull, size, err)
 	}
-	m.private = private
+	m.private, m.export, m.extra = private, e, extra
+	if unshared != nil {
+		d.shareErr = unshared
+	}
 	d.cold = append(d.cold, m)
 	d.wakePopulator()
 	return m, nil
 }
 
 // sizeWithin is the size of a slab of at most slots slots that fits into room; 0 if not even the fewest do.
-func (d *Driver) sizeWithin(room, classBytes, slots int64) int64 {
-	perSlot := classBytes + classBytes/pageTableFactor + slotMetadata
-	slots = min(slots, (room-slabMetadata-classMetadata)/perSlot)
-	if slots < fewestSlots(classBytes) {
+func (d *Driver) sizeWithin(room int64, c tier.Class, slots int64) int64 {
+	perSlot, fixed := c.Bytes+c.Bytes/pageTableFactor+slotMetadata, slabMetadata+classMetadata
+	if !mixed(c) {
+		perSlot, fixed = perSlot+8, fixed+costOfSharing(0, c)+tier.Align
+	}
+	slots = min(slots, (room-fixed)/perSlot)
+	if slots < fewestSlots(c.Bytes) {
 		return 0
 	}
-	size := slots * classBytes
+	size := slots * c.Bytes
 	if d.o.memory.reservesHuge() {
 		whole := (size + hugePageBytes - 1) &^ (hugePageBytes - 1)
-		cost := whole + mappingCost(whole) + whole/classBytes*slotMetadata + classMetadata
+		slots := whole / c.Bytes
+		cost := whole + mappingCost(whole) + slots*slotMetadata + classMetadata + costOfSharing(slots, c)
 		if whole-size <= whole/maxRecutWaste && cost <= room {
 			return whole
 		}
@@ -260,16 +290,16 @@ func (d *Driver) sizeWithin(room, classBytes, slots int64) int64 {
 	return size
 }
 
-// reserve and unreserve keep the account of memory that is on its way. Under mu.
-func (d *Driver) reserve(n int64) {
-	if n > 0 {
-		d.held += n
-		d.slabs++
-	}
+// reserve and unreserve keep the account of memory that is on its way: n bytes, and what sharing them takes. Under mu.
+func (d *Driver) reserve(n, extra int64) {
+	d.held += n
+	d.sharing += extra
+	d.slabs++
 }
 
-func (d *Driver) unreserve(n int64) {
+func (d *Driver) unreserve(n, extra int64) {
 	d.held -= n
+	d.sharing -= extra
 	d.slabs--
 }
 
@@ -304,7 +334,7 @@ func (d *Driver) forget(m *mapping, err error) {
 		d.unmapErr = err
 		return
 	}
-	d.unreserve(m.bytes)
+	d.unreserve(m.bytes, m.extra)
 	d.resident -= m.populated
 	d.huge -= m.huge
 }

@@ -23,7 +23,8 @@ type Driver struct {
 	firstBytes int64 // a class's first slab
 	slabBytes  int64 // its largest
 
-	table atomic.Pointer[[]*slab] // handle h at h-1; replaced as a whole, under mu
+	table    atomic.Pointer[[]*slab] // handle h at h-1; replaced as a whole, under mu
+	exported atomic.Pointer[[]*slab] // those that are shared, by address; replaced as a whole, under mu
 
 	growing sync.Mutex // one at a time asks the system for memory; held over system calls, never over populating
 
@@ -38,10 +39,13 @@ type Driver struct {
 	slabs       int64      // mappings, for metadata
 	live        int64      // bytes asked for
 	held        int64      // bytes of mappings
+	sharing     int64      // bytes held to share them
+	exports     uint64     // numbers given to slabs so far
 	resident    int64      // bytes populated
 	huge        int64      // of those, in huge pages
 	populateErr error      // the last
 	unmapErr    error      // the last; that memory stays accounted for
+	shareErr    error      // the last; that slab serves, but is not shared
 	makingSlab  bool       // a slab is on its way
 	closed      bool
 
@@ -67,7 +71,9 @@ func New(o Options) (*Driver, error) {
 		classes: make(map[tier.Class]*class),
 		wake:    make(chan struct{}, 1), stop: make(chan struct{}),
 	}
+	d.exports = firstNumber()
 	d.table.Store(new([]*slab))
+	d.exported.Store(new([]*slab))
 	if err := d.prepare(d.firstBytes); err != nil {
 		return nil, fmt.Errorf("host tier: first memory: %w", err)
 	}
@@ -90,7 +96,7 @@ func (d *Driver) Alloc(c tier.Class, o tier.Owner) (tier.Region, error) {
 	if mixed(c) {
 		c.Epoch = 0 // mixed slabs are mixed over epochs too
 	}
-	if costOfSlab(1, c.Bytes) > d.o.CapacityBytes-driverMetadata {
+	if costOfSlab(1, c) > d.o.CapacityBytes-driverMetadata {
 		return tier.Region{}, tier.ErrTooLarge
 	}
 	d.mu.Lock()
@@ -154,6 +160,7 @@ func (d *Driver) giveBack(r tier.Region) (ok bool, gone *mapping) {
 	if !ok {
 		return false, nil
 	}
+	s.outdate(i)
 	if invariant.Enabled {
 		poison(s.region(i, n).Memory)
 	}
@@ -168,6 +175,9 @@ func (d *Driver) giveBack(r tier.Region) (ok bool, gone *mapping) {
 	default:
 		cl.free++
 		d.reorder(s)
+		if s.live == 0 && s.outdated {
+			return true, d.retire(s)
+		}
 	}
 	return true, nil
 }
@@ -235,7 +245,7 @@ func (d *Driver) Usage() tier.Usage {
 
 // metadata is what bookkeeping takes. Under mu.
 func (d *Driver) metadata() int64 {
-	return driverMetadata + int64(len(d.classes))*classMetadata + d.slabs*slabMetadata + d.slots*slotMetadata + d.held/pageTableFactor
+	return driverMetadata + int64(len(d.classes))*classMetadata + d.slabs*slabMetadata + d.slots*slotMetadata + d.held/pageTableFactor + d.sharing
 }
 
 // room is what can still be taken. Under mu.
@@ -267,6 +277,7 @@ func (d *Driver) unmapAll() error {
 		}
 	}
 	d.table.Store(new([]*slab))
+	d.exported.Store(new([]*slab))
 	d.classes, d.empty, d.blank, d.cold, d.wanted = nil, nil, nil, nil, nil
 	d.mu.Unlock()
 	errs := []error{d.unmapErr}

@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	// seals fix the size for whoever maps it. F_SEAL_FUTURE_WRITE would forbid punching holes.
+	seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 	// maxCollapseFailures in a row end the search for huge pages: each attempt may compact memory, which is dear.
 	maxCollapseFailures = 16
 
@@ -172,6 +173,10 @@ func (f *memfd) collapse(part []byte) bool {
 
 func (f *memfd) unmap(m *mapping) error {
 	var errs []error
+	if m.export != nil {
+		errs = append(errs, m.export.end(m))
+		m.export = nil
+	}
 	if m.mem != nil {
 		if err := unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(m.mem)), uintptr(m.bytes)); err != nil {
 			errs = append(errs, fmt.Errorf("unmap %d bytes: %w", m.bytes, err))

@@ -109,13 +109,13 @@ func (d *Driver) prepare(size int64) error {
 		d.mu.Unlock()
 		return nil
 	}
-	d.reserve(size)
+	d.reserve(size, 0)
 	d.mu.Unlock()
 	m, err := d.o.memory.mapping(size, false)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err != nil {
-		d.unreserve(size)
+		d.unreserve(size, 0)
 		return fmt.Errorf("map %d bytes: %w", size, err)
 	}
 	d.blank = append(d.blank, m)
@@ -129,7 +129,7 @@ func (d *Driver) prepare(size int64) error {
 func (d *Driver) Warnings() []string {
 	u := d.Usage()
 	d.mu.Lock()
-	resident, failed := d.resident, d.populateErr
+	resident, failed, unshared := d.resident, d.populateErr, d.shareErr
 	d.mu.Unlock()
 	var w []string
 	if hint := d.o.memory.hint(); hint != "" && resident > 0 && d.firstBytes >= hugePageBytes && u.HugePages < enoughHugePages {
@@ -138,6 +138,9 @@ func (d *Driver) Warnings() []string {
 	}
 	if failed != nil {
 		w = append(w, fmt.Sprintf("host tier: memory could not be prepared ahead of use, first writes are about ten times slower: %v", failed))
+	}
+	if unshared != nil {
+		w = append(w, fmt.Sprintf("host tier: memory cannot be shared with clients on this host, they get bytes over their socket: %v", unshared))
 	}
 	return w
 }

@@ -162,12 +162,12 @@ func TestReservedHugePages(t *testing.T) {
 	defer closeTier(t, d)
 	for _, c := range []int64{tier.Align, 1 << 20, 5_246_976, 20_975_616, 65<<20 + tier.Align} {
 		due := max(c, d.slabBytes/c*c)
-		size := d.sizeWithin(1<<40, c, due/c)
+		size := d.sizeWithin(1<<40, sized(c), due/c)
 		if size%hugePageBytes != 0 || size < due || size >= due+hugePageBytes || size%c > size/maxRecutWaste {
 			t.Errorf("slots of %d bytes: slab of %d, due were %d", c, size, due)
 		}
 	}
-	if size := d.sizeWithin(1<<40, 2_101_248, 1); size != 2_101_248 {
+	if size := d.sizeWithin(1<<40, sized(2_101_248), 1); size != 2_101_248 {
 		t.Errorf("half of a slab of %d bytes is lost", size)
 	}
 }

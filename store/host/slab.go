@@ -46,7 +46,8 @@ type slab struct {
 	fresh    uint32 // slots never used, from here on: taken in order, so that the populator stays ahead
 	free     uint32 // first of the list of freed slots
 	emptying bool
-	emptyAt  int // place in Driver.empty, or -1
+	outdated bool // names of before an Invalidate: its memory goes as soon as it is empty
+	emptyAt  int  // place in Driver.empty, or -1
 
 	prev, next *slab // of class.open
 }
@@ -67,6 +68,7 @@ type class struct {
 const (
 	slotMetadata    = int64(unsafe.Sizeof(slot{}))
 	slabMetadata    = int64(unsafe.Sizeof(slab{})+unsafe.Sizeof(mapping{})) + 64
+	exportMetadata  = int64(unsafe.Sizeof(export{})) + 64
 	classMetadata   = int64(unsafe.Sizeof(class{})) + 256
 	driverMetadata  = 8 << 10
 	pageTableFactor = 512 // the kernel keeps 8 bytes for each 4 KiB that is mapped

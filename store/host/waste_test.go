@@ -54,7 +54,7 @@ func TestWasteOfFreshSlabs(t *testing.T) {
 	defer d.Close()
 	for classBytes := int64(tier.Align); classBytes < 20<<20; classBytes += classBytes/3&^(tier.Align-1) + tier.Align {
 		for _, due := range []int64{firstSlabBytes, d.slabBytes} {
-			size := d.sizeWithin(1<<40, classBytes, max(1, due/classBytes))
+			size := d.sizeWithin(1<<40, sized(classBytes), max(1, due/classBytes))
 			if size%classBytes != 0 || size > max(due, classBytes) || size < due/2 {
 				t.Errorf("a slab of %d bytes that is due for slots of %d is cut to %d", due, classBytes, size)
 			}

@@ -27,6 +27,7 @@ type Chunk struct {
 	Head []byte
 	Body []byte
 	Pin  *Pin // nil: Body is copied
+	Ref  *Ref // not nil: how the receiver knows Body already (Sharing.Refer); sent in its place where that is possible
 }
 
 // Codec is gRPC's proto codec plus Chunk and Received. It is passed by grpc.ForceServerCodecV2 and grpc.ForceCodecV2,
@@ -99,7 +100,7 @@ func (l *lent) fill(c *Codec, m *Chunk) mem.BufferSlice {
 		l.head = make([]byte, 0, len(m.Head)+maxChunkTag)
 	}
 	l.head = appendChunkTag(append(l.head, m.Head...), len(m.Body))
-	m.Pin.lend()
+	m.Pin.Lend()
 	l.left.Store(2)
 	l.bufs = [2]mem.Buffer{mem.NewBuffer(&l.head, l), mem.NewBuffer(&l.body, l)}
 	return l.bufs[:]
@@ -117,5 +118,5 @@ func (l *lent) Put(*[]byte) {
 	l.pin, l.head, l.body = nil, nil, nil
 	l.bufs = [2]mem.Buffer{}
 	c.lents.Put(l)
-	pin.back()
+	pin.Back()
 }

@@ -2,7 +2,7 @@ package rpc
 
 import "sync"
 
-// Pin counts what gRPC still holds of memory that was lent to it, and the one who lends. gRPC drops without Free
+// Pin counts what a transport still holds of memory that was lent to it, and the one who lends. gRPC drops without Free
 // what a dead connection still had queued, so the end of the connection counts as well:
 //
 //	lent > 0, lender busy ──Done──> lent > 0 ──last buffer back, or ConnEnded──> release()
@@ -30,13 +30,15 @@ func (p *Pin) Done() { p.settle(func() { p.done = true }) }
 // ConnEnded says that the connection is gone and nothing of it reads lent memory any more. Idempotent.
 func (p *Pin) ConnEnded() { p.settle(func() { p.ended = true }) }
 
-func (p *Pin) lend() {
+// Lend counts one more piece of memory that is lent; Back gives it back. The codec calls them for what gRPC holds.
+func (p *Pin) Lend() {
 	p.mu.Lock()
 	p.lent++
 	p.mu.Unlock()
 }
 
-func (p *Pin) back() { p.settle(func() { p.lent-- }) }
+// Back is one piece of lent memory that nobody reads any more.
+func (p *Pin) Back() { p.settle(func() { p.lent-- }) }
 
 // settle applies change and releases when that was the last thing waited for.
 func (p *Pin) settle(change func()) {

@@ -35,15 +35,15 @@ func closed(c <-chan struct{}) bool {
 
 func TestPinReleasesOnce(t *testing.T) {
 	for name, steps := range map[string][]func(p *Pin){
-		"done, back":             {(*Pin).Done, (*Pin).back},
-		"back, done":             {(*Pin).back, (*Pin).Done},
+		"done, back":             {(*Pin).Done, (*Pin).Back},
+		"back, done":             {(*Pin).Back, (*Pin).Done},
 		"ended, done":            {(*Pin).ConnEnded, (*Pin).Done},
 		"done, ended":            {(*Pin).Done, (*Pin).ConnEnded},
-		"done, ended, late free": {(*Pin).Done, (*Pin).ConnEnded, (*Pin).back},
+		"done, ended, late free": {(*Pin).Done, (*Pin).ConnEnded, (*Pin).Back},
 	} {
 		n := 0
 		p := NewPin(func() { n++ })
-		p.lend()
+		p.Lend()
 		for i, step := range steps {
 			step(p)
 			if want := i > 0; (n == 1) != want {

@@ -36,22 +36,51 @@ type Received struct {
 	Begin func(chunkBytes int) error
 	// Chunk is called with p never empty; p is valid until it returns.
 	Chunk func(p []byte) error
+	// Place, when set, is asked by transports that read into memory of the caller's choice, in place of Chunk: where do
+	// the next bytes of the chunk go, at most n of them? They are read there, and Placed is called. An empty slice
+	// drops them. gRPC calls Chunk all the same: its bytes are in memory already.
+	Place  func(n int) []byte
+	Placed func()
+	// Ref is how the chunk at hand is shared, set before Begin; nil: it came inline.
+	Ref *Ref
 
 	scratch []byte // head fields that straddle gRPC's buffers
 }
 
-func (r *Received) read(data mem.BufferSlice) error {
+// ReadHead fills Head from a message that goes without its chunk: the chunk comes beside it.
+func (r *Received) ReadHead(b []byte) error {
 	r.Head.reset()
-	r.scratch = r.scratch[:0]
-	c := cursor{bufs: data, left: data.Len()}
+	c := cursor{cur: b, left: len(b)}
 	for c.left > 0 {
-		tag, err := c.uvarint()
+		field, kind, err := c.tag()
 		if err != nil {
 			return err
 		}
-		field, kind := protowire.DecodeTag(tag)
-		if field < protowire.MinValidNumber || field > protowire.MaxValidNumber {
-			return fmt.Errorf("%w: field number %d", ErrMalformed, tag>>3)
+		if field == ChunkField && kind == protowire.BytesType {
+			return fmt.Errorf("%w: a chunk inside of a head", ErrMalformed)
+		}
+		if err := r.field(&c, field, kind); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Read takes in a whole message that lies in b.
+func (r *Received) Read(b []byte) error { return r.readFrom(cursor{cur: b, left: len(b)}) }
+
+func (r *Received) read(data mem.BufferSlice) error {
+	return r.readFrom(cursor{bufs: data, left: data.Len()})
+}
+
+func (r *Received) readFrom(c cursor) error {
+	r.Head.reset()
+	r.Ref = nil
+	r.scratch = r.scratch[:0]
+	for c.left > 0 {
+		field, kind, err := c.tag()
+		if err != nil {
+			return err
 		}
 		if field == ChunkField && kind == protowire.BytesType {
 			return r.body(&c)
@@ -124,6 +153,19 @@ func (c *cursor) next(n int) []byte {
 	c.cur = c.cur[len(p):]
 	c.left -= len(p)
 	return p
+}
+
+// tag is the next field's.
+func (c *cursor) tag() (protowire.Number, protowire.Type, error) {
+	tag, err := c.uvarint()
+	if err != nil {
+		return 0, 0, err
+	}
+	field, kind := protowire.DecodeTag(tag)
+	if field < protowire.MinValidNumber || field > protowire.MaxValidNumber {
+		return 0, 0, fmt.Errorf("%w: field number %d", ErrMalformed, tag>>3)
+	}
+	return field, kind, nil
 }
 
 func (c *cursor) uvarint() (uint64, error) {

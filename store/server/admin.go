@@ -55,7 +55,7 @@ func metadataCapacity(st *store.Status) uint64 {
 func tierToProto(t *store.TierStatus) *quirev1.TierStatus {
 	return &quirev1.TierStatus{
 		Tier: t.Tier.String(), CapacityBytes: uint64(t.Capacity), LiveBytes: uint64(t.Live), SlackBytes: uint64(t.Slack),
-		MetadataBytes: uint64(t.Metadata), Writable: t.Writable, WaterLevel: float64(t.WaterLevel),
+		MetadataBytes: uint64(t.Metadata), Writable: t.Writable, WaterLevel: float64(t.WaterLevel), Trouble: t.Trouble,
 	}
 }
 

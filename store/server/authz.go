@@ -68,6 +68,9 @@ func (n *node) admit(ctx context.Context, ref *quirev1.NamespaceRef, right names
 	if a.caller.Session, err = n.sessions.of(session, a.caller.Principal); err != nil {
 		return asked{}, err
 	}
+	if rpc.SharingFrom(ctx) != nil { // what it publishes and fetches from now on must be mappable
+		n.store.SetShared(ns.ID, ns.Epoch)
+	}
 	a.caller.Provenance, err = n.provenance(a.space, prov)
 	return a, err
 }

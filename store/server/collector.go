@@ -12,7 +12,7 @@ import (
 type nodeMetric struct {
 	name, help string
 	kind       prometheus.ValueType
-	label      string // "" or one of the closed sets: tier, reason, cause, result, version
+	label      string // "" or one of the closed sets: tier, reason, cause, result, operation, version
 	each       func(r *reading, emit func(v float64, label string))
 }
 
@@ -34,6 +34,15 @@ func perTier(get func(*store.TierStatus) float64) func(*reading, func(float64, s
 	}
 }
 
+// perTierTotal is of what the shards count by tier.
+func perTierTotal(get func(*core.TierTotals) float64) func(*reading, func(float64, string)) {
+	return func(r *reading, emit func(float64, string)) {
+		for i := range r.Tiers {
+			emit(get(&r.Totals.Tiers[r.Tiers[i].Tier]), r.Tiers[i].Tier.String())
+		}
+	}
+}
+
 func perReason(get func(*reading) []uint64) func(*reading, func(float64, string)) {
 	return func(r *reading, emit func(float64, string)) {
 		byReason := get(r)
@@ -51,6 +60,7 @@ const (
 // causeNames are label values, by core.OrphanCause.
 var causeNames = [core.NumOrphanCauses]string{
 	core.OrphanDeleted: "deleted", core.OrphanExpired: "expired", core.OrphanCorrupt: "corrupt", core.OrphanHidden: "hidden",
+	core.OrphanAborted: "aborted", core.OrphanLost: "lost",
 }
 
 // nodeMetrics is the whole list; docs/metrics.md is held equal to it by a test.
@@ -66,8 +76,11 @@ var nodeMetrics = []nodeMetric{
 	{"quire_tier_huge_pages_ratio", "Share of a tier's resident memory backed by huge pages, where known.", gauge, "tier", perTier(func(t *store.TierStatus) float64 { return t.HugePages })},
 	{"quire_tier_water_level", "Score of a tier's next victim.", gauge, "tier", perTier(func(t *store.TierStatus) float64 { return float64(t.WaterLevel) })},
 
+	{"quire_tier_extents", "Committed copies of extents in a tier.", gauge, "tier", perTierTotal(func(t *core.TierTotals) float64 { return float64(t.Extents) })},
+	{"quire_tier_evicted_pages_total", "Pages that left a tier for room; they may have a copy in another.", counted, "tier", perTierTotal(func(t *core.TierTotals) float64 { return float64(t.Evicted) })},
+
 	{"quire_pages", "Pages with a committed extent.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.Pages) })},
-	{"quire_extents", "Committed extents.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.Extents) })},
+	{"quire_extents", "Committed extents, each copy counted.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.Extents) })},
 	{"quire_metadata_bytes", "Bytes of index, records, leases and policy.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.MetadataBytes) })},
 	{"quire_metadata_capacity_bytes", "Bound of the records of pages and extents among them.", gauge, "", one(func(r *reading) float64 { return float64(metadataCapacity(&r.Status)) })},
 	{"quire_pinned_bytes", "Bytes that leases and pins keep from eviction.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.PinnedBytes) })},
@@ -83,7 +96,7 @@ var nodeMetrics = []nodeMetric{
 	{"quire_granted_pages_total", "Pages granted to publications.", counted, "", one(func(r *reading) float64 { return float64(r.Totals.Granted) })},
 	{"quire_committed_pages_total", "Pages made visible.", counted, "", one(func(r *reading) float64 { return float64(r.Totals.CommittedPages) })},
 	{"quire_refused_pages_total", "Pages that Begin or Commit did not take, by reason.", counted, "reason", perReason(func(r *reading) []uint64 { return r.Totals.RefusedPages[:] })},
-	{"quire_evicted_pages_total", "Pages evicted for room.", counted, "", one(func(r *reading) float64 { return float64(r.Totals.Evicted) })},
+	{"quire_evicted_pages_total", "Pages whose last copy was evicted for room.", counted, "", one(func(r *reading) float64 { return float64(r.Totals.Evicted) })},
 	{"quire_removed_total", "Pages and extents removed for other reasons than room, by reason.", counted, "reason", perReason(func(r *reading) []uint64 { return r.Totals.Removed[:] })},
 	{"quire_orphaned_pages_total", "Pages whose parent went, by cause.", counted, "cause", func(r *reading, emit func(float64, string)) {
 		for cause, n := range r.Totals.Orphaned {
@@ -93,6 +106,19 @@ var nodeMetrics = []nodeMetric{
 	{"quire_leases_expired_total", "Leases that ran out.", counted, "", one(func(r *reading) float64 { return float64(r.Totals.LeaseTTLEnded) })},
 	{"quire_store_read_bytes_total", "Payload bytes read and verified.", counted, "", one(func(r *reading) float64 { return float64(r.ReadBytes) })},
 	{"quire_store_written_bytes_total", "Payload bytes written into grants.", counted, "", one(func(r *reading) float64 { return float64(r.WrittenBytes) })},
+	{"quire_promoted_bytes_total", "Bytes copied from the disk tier into host memory, to be read.", counted, "", one(func(r *reading) float64 { return float64(r.PromotedBytes) })},
+	{"quire_persisted_bytes_total", "Bytes copied from host memory to the disk tier.", counted, "", one(func(r *reading) float64 { return float64(r.PersistedBytes) })},
+	{"quire_write_behind_pages", "Pages in memory that wait to be written to the disk tier.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.Behind) })},
+	{"quire_write_behind_refused_pages_total", "Pages that are not written behind, since too many waited.", counted, "", one(func(r *reading) float64 { return float64(r.Totals.BehindRefused) })},
+	{"quire_cleaned_bytes_total", "Bytes moved within the disk tier so that their segments could be freed.", counted, "", one(func(r *reading) float64 { return float64(r.CleanedBytes) })},
+	{"quire_disk_errors_total", "Reads and writes of extents that the disk tier failed.", counted, "operation", func(r *reading, emit func(float64, string)) {
+		emit(float64(r.DiskReadErrors), "read")
+		emit(float64(r.DiskWriteErrors), "write")
+	}},
+	{"quire_scrub_running", "1 while what is stored is re-read and verified.", gauge, "", one(func(r *reading) float64 { return truth(r.node.scrubs.running.Load()) })},
+	{"quire_scrub_remaining_bytes", "What the running scrub has still to read, 0 when none runs.", gauge, "", one(func(r *reading) float64 { return float64(r.node.scrubs.left.Load()) })},
+	{"quire_scrub_verified_bytes_total", "Bytes that scrubs re-read and found sound.", counted, "", one(func(r *reading) float64 { return float64(r.node.scrubs.verified.Load()) })},
+	{"quire_scrub_corrupt_extents_total", "Extents that scrubs found corrupt and dropped.", counted, "", one(func(r *reading) float64 { return float64(r.node.scrubs.corrupt.Load()) })},
 	{"quire_corrupt_extents_total", "Extents that failed the node's own verification.", counted, "", one(func(r *reading) float64 { return float64(r.CorruptFound) })},
 	{"quire_corrupt_reports_total", "Clients' reports of corruption, confirmed or not.", counted, "result", func(r *reading, emit func(float64, string)) {
 		var unconfirmed uint64

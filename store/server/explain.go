@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/quire-kv/quire/namespace"
@@ -122,7 +123,8 @@ func whyText(x *store.Explanation, why reason.Reason) string {
 		}
 		return "no page of this hash was committed here, or it is gone"
 	case reason.Incomplete:
-		return fmt.Sprintf("the %d committed extent%s do not cover the page", len(x.Extents), plural(len(x.Extents)))
+		n := extentsOf(x.Extents)
+		return fmt.Sprintf("the %d committed extent%s do not cover the page", n, plural(n))
 	case reason.Provenance:
 		return "it was computed by, or on top of, something that is not accepted here now"
 	case reason.Expired:
@@ -137,17 +139,27 @@ func whyText(x *store.Explanation, why reason.Reason) string {
 	return why.String()
 }
 
-func tiersOf(extents []store.ExtentInfo) string {
-	var names []string
-	for i := range extents {
-		if t := extents[i].Tier.String(); !strings.Contains(strings.Join(names, ","), t) {
-			names = append(names, t)
+func tiersOf(copies []store.ExtentInfo) string {
+	var tiers []string
+	for i := range copies {
+		if t := copies[i].Tier.String(); !slices.Contains(tiers, t) {
+			tiers = append(tiers, t)
 		}
 	}
-	if len(names) == 0 {
+	if len(tiers) == 0 {
 		return "memory"
 	}
-	return strings.Join(names, " and ") + fmt.Sprintf(" by %d extent%s", len(extents), plural(len(extents)))
+	n := extentsOf(copies)
+	return strings.Join(tiers, " and ") + fmt.Sprintf(" by %d extent%s", n, plural(n))
+}
+
+// extentsOf counts the extents that copies are of.
+func extentsOf(copies []store.ExtentInfo) int {
+	ids := make(map[page.ExtentID]struct{}, len(copies))
+	for i := range copies {
+		ids[copies[i].ID] = struct{}{}
+	}
+	return len(ids)
 }
 
 func plural(n int) string {

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
 	"github.com/quire-kv/quire/namespace"
@@ -32,6 +33,9 @@ type fetch struct {
 	moved   *atomic.Int64 // clock.Instant of the last chunk taken
 	scratch *fetchScratch
 	msg     rpc.Chunk
+	bytes   prometheus.Counter // of the transport
+	sharing rpc.Sharing        // of a client on this host; nil: bytes travel
+	ref     rpc.Ref
 }
 
 // fetchScratch is reused from fetch to fetch, so that a chunk allocates nothing here.
@@ -64,6 +68,7 @@ func (s pageService) Fetch(r *quirev1.FetchRequest, stream grpc.ServerStreamingS
 	if err != nil {
 		return err
 	}
+	req.Unverified = s.frames
 	give, err := n.fetches.take(a.caller.Principal, bytes)
 	if err != nil {
 		return err
@@ -76,9 +81,15 @@ func (s pageService) Fetch(r *quirev1.FetchRequest, stream grpc.ServerStreamingS
 		}
 		return err
 	}
-	f := &fetch{node: n, stream: stream, reading: reading, moved: new(atomic.Int64), scratch: n.fetchScratches.Get().(*fetchScratch)}
+	f := &fetch{
+		node: n, stream: stream, reading: reading, moved: new(atomic.Int64), scratch: n.fetchScratches.Get().(*fetchScratch),
+		bytes: n.metrics.fetchBytes.of[s.transport(ctx)], sharing: rpc.SharingFrom(ctx),
+	}
 	defer f.scratch.free(&n.fetchScratches)
 	unwatch := n.watchProgress(ctx, f.moved)
+	if s.frames {
+		defer unwatch() // what is sent has left; what is referred to may be kept
+	}
 	f.msg.Pin = n.conns.Pin(ctx, func() {
 		unwatch()
 		reading.Close()
@@ -144,7 +155,6 @@ func (n *node) readBytes(a *asked, run *core.Run, v page.View) (int64, error) {
 
 // page sends page i: its chunks and, with the last of them, its trailer. An error is the stream's.
 func (f *fetch) page(i int) error {
-	m := f.node.metrics
 	got := f.reading.Page(i)
 	if got.Outcome != core.OK {
 		return f.miss(i, got.Reason)
@@ -164,19 +174,33 @@ func (f *fetch) page(i int) error {
 			if c == 0 {
 				head.Header = f.reading.Header(i, x)
 			}
+			f.refer(chunks[c].Bytes)
 			if x == extents-1 && c == len(chunks)-1 {
 				head.Trailer = f.trailer(i)
 			}
 			if err := f.send(&head, chunks[c].Bytes); err != nil {
 				return err
 			}
-			m.fetchBytes.Add(float64(len(chunks[c].Bytes)))
+			f.bytes.Add(float64(len(chunks[c].Bytes)))
 		}
 	}
 	if extents == 0 {
 		return f.miss(i, reason.Incomplete)
 	}
 	return nil
+}
+
+// refer names body to a client that maps it. It comes before the trailer: the generations in the name must be older
+// than the last look at whether the page may be used.
+func (f *fetch) refer(body []byte) {
+	f.msg.Ref = nil
+	if f.sharing == nil {
+		return
+	}
+	var ok bool
+	if f.ref, ok = f.sharing.Refer(body); ok {
+		f.msg.Ref = &f.ref
+	}
 }
 
 // okTrailer is shared: nothing writes to it.
@@ -194,6 +218,7 @@ func (f *fetch) trailer(i int) *quirev1.PageStatus {
 
 func (f *fetch) miss(i int, why reason.Reason) error {
 	f.node.metrics.fetch.page(core.Miss, why)
+	f.msg.Ref = nil
 	return f.send(&rpc.FetchHead{Page: uint32(i), Trailer: missOf(why)}, nil)
 }
 

@@ -25,8 +25,8 @@ var errPanicked = &rpc.Error{Code: codes.Internal, Reason: reason.Unknown, Text:
 // longLivedMethods end with the node, not before: a graceful stop does not wait for them.
 var longLivedMethods = map[string]bool{
 	quirev1.PageService_Attach_FullMethodName: true, quirev1.PageService_WatchPages_FullMethodName: true,
-	quirev1.NamespaceService_Watch_FullMethodName: true,
-	healthpb.Health_Watch_FullMethodName:          true,
+	quirev1.NamespaceService_Watch_FullMethodName: true, quirev1.AdminService_Scrub_FullMethodName: true,
+	healthpb.Health_Watch_FullMethodName: true,
 }
 
 func (n *node) observe(method string, call func() error) (err error) {

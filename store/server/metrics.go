@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"math/bits"
 	"sync/atomic"
 	"time"
@@ -12,6 +13,7 @@ import (
 	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/core"
+	"github.com/quire-kv/quire/store/rpc"
 )
 
 // requestSeconds are the buckets of request times: from a probe's microseconds to a lease's minute.
@@ -31,7 +33,7 @@ type metrics struct {
 	pages    *prometheus.CounterVec   // method, outcome, reason
 
 	hits, misses            prometheus.Counter
-	fetchBytes, writeBytes  prometheus.Counter
+	fetchBytes, writeBytes  byTransport
 	slowClients             prometheus.Counter
 	panics, unauthenticated prometheus.Counter
 
@@ -69,6 +71,43 @@ func counter(name, help string) prometheus.Counter {
 	return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 }
 
+// transport is how a call came; transportNames are label values.
+type transport int
+
+const (
+	overGRPC transport = iota
+	overData
+	overShm
+	numTransports
+)
+
+var transportNames = [numTransports]string{overGRPC: "grpc", overData: "data", overShm: "shm"}
+
+// transport of a call to s.
+func (s pageService) transport(ctx context.Context) transport {
+	switch {
+	case !s.frames:
+		return overGRPC
+	case rpc.SharingFrom(ctx) != nil:
+		return overShm
+	}
+	return overData
+}
+
+// byTransport is a vector and its series.
+type byTransport struct {
+	vec *prometheus.CounterVec
+	of  [numTransports]prometheus.Counter
+}
+
+func newByTransport(name, help string) byTransport {
+	b := byTransport{vec: prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"transport"})}
+	for t, label := range transportNames {
+		b.of[t] = b.vec.WithLabelValues(label)
+	}
+	return b
+}
+
 func newMetrics() *metrics {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "quire_requests_total", Help: "Calls answered, by method and status code."}, []string{"method", "code"}),
@@ -78,8 +117,8 @@ func newMetrics() *metrics {
 		pages:           prometheus.NewCounterVec(prometheus.CounterOpts{Name: "quire_pages_total", Help: "Pages answered for, by method, outcome and reason."}, []string{"method", "outcome", "reason"}),
 		hits:            counter("quire_lookup_hits_total", "Keys that BatchExists answered yes for."),
 		misses:          counter("quire_lookup_misses_total", "Keys that BatchExists answered no for."),
-		fetchBytes:      counter("quire_fetch_bytes_total", "Payload bytes handed to gRPC by Fetch."),
-		writeBytes:      counter("quire_write_bytes_total", "Payload bytes received by WritePages."),
+		fetchBytes:      newByTransport("quire_fetch_bytes_total", "Payload bytes that Fetch handed to a transport, or named to a client that maps them."),
+		writeBytes:      newByTransport("quire_write_bytes_total", "Payload bytes received by WritePages."),
 		slowClients:     counter("quire_slow_clients_total", "Connections broken because a Fetch made no progress."),
 		panics:          counter("quire_panics_total", "Handlers that panicked and were answered INTERNAL."),
 		unauthenticated: counter("quire_unauthenticated_total", "Calls turned away for want of a valid token or certificate."),
@@ -145,7 +184,7 @@ func (m *methodMetrics) page(o core.Outcome, r reason.Reason) {
 func (n *node) collectors() []prometheus.Collector {
 	m := n.metrics
 	return []prometheus.Collector{
-		m.requests, m.seconds, m.pages, m.hits, m.misses, m.fetchBytes, m.writeBytes, m.slowClients, m.panics,
+		m.requests, m.seconds, m.pages, m.hits, m.misses, m.fetchBytes.vec, m.writeBytes.vec, m.slowClients, m.panics,
 		m.unauthenticated, nodeCollector{n},
 	}
 }

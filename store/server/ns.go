@@ -194,14 +194,11 @@ func (s namespaceService) RevokeGrant(ctx context.Context, r *quirev1.RevokeGran
 	return &quirev1.RevokeGrantResponse{Namespace: ns}, err
 }
 
-// SetPolicy changes default expiry and quota.
+// SetPolicy changes default expiry, quota and default durability.
 func (s namespaceService) SetPolicy(ctx context.Context, r *quirev1.SetPolicyRequest) (*quirev1.SetPolicyResponse, error) {
-	policy := namespace.Policy{QuotaBytes: r.GetPolicy().GetQuotaBytes()}
-	if d := r.GetPolicy().GetDefaultExpiry(); d != nil {
-		if d.CheckValid() != nil || d.AsDuration() < 0 {
-			return nil, badField("policy.default_expiry", "pages live for some time, or for ever (0)")
-		}
-		policy.DefaultExpiry = d.AsDuration()
+	policy, err := policyOf(r.GetPolicy())
+	if err != nil {
+		return nil, err
 	}
 	ns, err := s.change(ctx, r.Id, func(who namespace.Principal, id page.NamespaceID) (*namespace.Namespace, error) {
 		return s.node.registry.SetPolicy(ctx, who, id, policy)

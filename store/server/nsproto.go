@@ -16,7 +16,7 @@ func (n *node) namespaceToProto(ns *namespace.Namespace) *quirev1.Namespace {
 	spec, _ := ns.Spec.MarshalJSON() // never fails on a spec that was parsed
 	out := &quirev1.Namespace{
 		Id: ns.ID[:], Epoch: uint64(ns.Epoch), Tenant: ns.Tenant, State: stateToProto(ns.State), Spec: string(spec),
-		Policy:  &quirev1.NamespacePolicy{DefaultExpiry: durationOrNil(ns.Policy.DefaultExpiry), QuotaBytes: ns.Policy.QuotaBytes},
+		Policy:  policyToProto(ns.Policy),
 		Created: timeToProto(ns.Created), LastUse: timeToProto(ns.LastUse), HashBytes: uint32(ns.Spec.HashBytes()),
 		Usage: usageToProto(n.store.Usage(ns.ID, ns.Epoch)),
 	}
@@ -44,6 +44,34 @@ func usageToProto(u store.Usage) *quirev1.NamespaceUsage {
 		out.Orphans += n
 	}
 	return out
+}
+
+func policyToProto(p namespace.Policy) *quirev1.NamespacePolicy {
+	out := &quirev1.NamespacePolicy{
+		DefaultExpiry: durationOrNil(p.DefaultExpiry), QuotaBytes: p.QuotaBytes, DefaultDurability: quirev1.Durability_DURABILITY_MEMORY,
+	}
+	if p.Durable {
+		out.DefaultDurability = quirev1.Durability_DURABILITY_DISK
+	}
+	return out
+}
+
+func policyOf(p *quirev1.NamespacePolicy) (namespace.Policy, error) {
+	out := namespace.Policy{QuotaBytes: p.GetQuotaBytes()}
+	if d := p.GetDefaultExpiry(); d != nil {
+		if d.CheckValid() != nil || d.AsDuration() < 0 {
+			return out, badField("policy.default_expiry", "pages live for some time, or for ever (0)")
+		}
+		out.DefaultExpiry = d.AsDuration()
+	}
+	switch p.GetDefaultDurability() {
+	case quirev1.Durability_DURABILITY_UNSPECIFIED, quirev1.Durability_DURABILITY_MEMORY:
+	case quirev1.Durability_DURABILITY_DISK:
+		out.Durable = true
+	default:
+		return out, badField("policy.default_durability", "publications are kept in memory or on disk")
+	}
+	return out, nil
 }
 
 func stateToProto(s namespace.State) quirev1.NamespaceState {

@@ -30,6 +30,9 @@ type Options struct {
 	TLS      *tls.Config // nil: plain text
 	Insecure bool        // listen elsewhere than on loopback without TLS or without authentication
 
+	// DataAddress and ShmSocket are told by GetCapabilities: where the page service speaks frames. Empty: nowhere.
+	DataAddress, ShmSocket string
+
 	Metrics prometheus.Registerer // nil: none are registered
 	GRPC    []grpc.ServerOption   // more options: tracing
 	// Panicked is told what a handler panicked with and where; the caller gets INTERNAL. nil: nobody is told.

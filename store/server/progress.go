@@ -25,7 +25,7 @@ func (n *node) watchProgress(ctx context.Context, moved *atomic.Int64) (stop fun
 type progress struct {
 	node  *node
 	moved *atomic.Int64
-	conn  *trackedConn // nil: not ours to break
+	conn  breaker // nil: not ours to break
 
 	mu      sync.Mutex // guards all below
 	stopped bool
@@ -52,7 +52,7 @@ func (w *progress) look() {
 	w.mu.Unlock()
 	if !stopped && w.conn != nil {
 		w.node.metrics.slowClients.Inc()
-		w.conn.Close()
+		w.conn.Break()
 	}
 }
 
@@ -86,11 +86,17 @@ type trackedAddr struct {
 	conn *trackedConn
 }
 
-func connOf(ctx context.Context) *trackedConn {
+// Break ends the connection.
+func (a trackedAddr) Break() { a.conn.Close() }
+
+// breaker is the address of a peer whose connection can be ended under its call; frame.Addr is one too.
+type breaker interface{ Break() }
+
+func connOf(ctx context.Context) breaker {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
 		return nil
 	}
-	a, _ := p.Addr.(trackedAddr)
-	return a.conn
+	b, _ := p.Addr.(breaker)
+	return b
 }

@@ -60,7 +60,7 @@ func (n *node) beginRequest(a *asked, r *quirev1.BeginPublishRequest) (store.Beg
 		left -= p.GetPayloadBytes()
 	}
 	var out store.BeginRequest
-	if out.Durable, err = n.durable(r.Durability); err != nil {
+	if out.Durable, err = n.durable(r.Durability, a.ns); err != nil {
 		return out, err
 	}
 	if out.Run, err = a.runOf(r.Run); err != nil {
@@ -85,17 +85,26 @@ func (n *node) beginRequest(a *asked, r *quirev1.BeginPublishRequest) (store.Beg
 	return out, nil
 }
 
-// durable refuses what the node cannot keep: a durability that is granted and not kept is worse than none.
-func (n *node) durable(d quirev1.Durability) (bool, error) {
+// durable says whether a publication into ns that asks for d has to reach the disk. It refuses what the node cannot
+// keep: a durability that is granted and not kept is worse than none.
+func (n *node) durable(d quirev1.Durability, ns *namespace.Namespace) (bool, error) {
+	whose := ""
 	switch d {
-	case quirev1.Durability_DURABILITY_UNSPECIFIED, quirev1.Durability_DURABILITY_MEMORY:
+	case quirev1.Durability_DURABILITY_MEMORY:
 		return false, nil
-	case quirev1.Durability_DURABILITY_DISK:
-		if n.hasDisk {
-			return true, nil
+	case quirev1.Durability_DURABILITY_UNSPECIFIED:
+		if !ns.Policy.Durable {
+			return false, nil
 		}
+		whose = ", which is the namespace's default"
+	case quirev1.Durability_DURABILITY_DISK:
+	default:
+		return false, badField("durability", "write memory, disk or nothing for the namespace's default")
 	}
-	return false, rpc.Errorf(reason.Unsupported, "this node keeps nothing on disk; ask for durability memory")
+	if !n.hasDisk {
+		return false, rpc.Errorf(reason.Unsupported, "this node has no disk tier and cannot keep durability disk%s; ask for durability memory", whose)
+	}
+	return true, nil
 }
 
 func beginPage(p *quirev1.PublishPage, now clock.Wall) (out core.BeginPage, err error) {

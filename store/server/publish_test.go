@@ -336,3 +336,40 @@ func TestCase_C21_LeasesEnd(t *testing.T) {
 	}
 	is(t, lookup(s.w.as("a", namespace.RoleEngine), hello.SessionId), reason.LeaseExpired)
 }
+
+// TestDefaultDurability: what a publication that names none gets is the namespace's; a node without a disk tier refuses
+// what it cannot keep, whoever asked for it.
+func TestDefaultDurability(t *testing.T) {
+	s := engineSpace(t, server.Limits{})
+	op := s.w.as("ops", namespace.RoleOperator)
+	policy := func(d quirev1.Durability) (*quirev1.SetPolicyResponse, error) {
+		return op.ns.SetPolicy(ctx(t), &quirev1.SetPolicyRequest{Id: s.ref.Id, Policy: &quirev1.NamespacePolicy{DefaultDurability: d}})
+	}
+	begin := func(d quirev1.Durability) error {
+		_, err := s.page.BeginPublish(ctx(t), &quirev1.BeginPublishRequest{
+			Namespace: s.ref, Run: s.run(storetest.Chain(d.String(), 1)), Durability: d,
+			Pages: []*quirev1.PublishPage{{Parent: &quirev1.PublishPage_Root{Root: true}, PayloadBytes: pageBytes}},
+		})
+		return err
+	}
+	if err := begin(quirev1.Durability_DURABILITY_UNSPECIFIED); err != nil {
+		t.Error(err)
+	}
+	got, err := policy(quirev1.Durability_DURABILITY_DISK)
+	if err != nil || got.Namespace.Policy.DefaultDurability != quirev1.Durability_DURABILITY_DISK {
+		t.Fatalf("%v, %v", got, err)
+	}
+	is(t, begin(quirev1.Durability_DURABILITY_UNSPECIFIED), reason.Unsupported)
+	if err := begin(quirev1.Durability_DURABILITY_MEMORY); err != nil {
+		t.Errorf("memory, by the writer's own word: %v", err)
+	}
+	is(t, begin(7), reason.InvalidSpec)
+	_, err = policy(7)
+	is(t, err, reason.InvalidSpec)
+	if got, err = policy(quirev1.Durability_DURABILITY_UNSPECIFIED); err != nil || got.Namespace.Policy.DefaultDurability != quirev1.Durability_DURABILITY_MEMORY {
+		t.Fatalf("%v, %v", got, err)
+	}
+	if err := begin(quirev1.Durability_DURABILITY_UNSPECIFIED); err != nil {
+		t.Error(err)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,6 +34,9 @@ type node struct {
 	limits   Limits
 	version  string
 	hasDisk  bool
+
+	dataAddress, shmSocket string // where the same service speaks frames
+
 	panicked func(method string, value any, stack []byte)
 
 	auth     *auth.Authenticator
@@ -43,6 +47,7 @@ type node struct {
 	watchers *budget
 	metrics  *metrics
 	inflight inflight
+	scrubs   scrubs
 	stopping chan struct{} // closed when long-lived streams shall end
 
 	runScratches, fetchScratches sync.Pool // of *runScratch, *fetchScratch
@@ -51,7 +56,8 @@ type node struct {
 type (
 	pageService struct {
 		quirev1.UnimplementedPageServiceServer
-		node *node
+		node   *node
+		frames bool // the transport takes page bytes out of tier memory, and the client verifies them
 	}
 	namespaceService struct {
 		quirev1.UnimplementedNamespaceServiceServer
@@ -108,6 +114,7 @@ func New(o Options) (*Server, error) {
 	}
 	n := &node{
 		store: o.Store, registry: o.Registry, clock: o.Clock, limits: o.Limits, version: o.Version, panicked: o.Panicked,
+		dataAddress: o.DataAddress, shmSocket: o.ShmSocket,
 		conns: rpc.NewConns(), spaces: newSpaces(o.Store, o.Clock), sessions: newSessions(o.Limits.SessionsPerPrincipal),
 		fetches:  newBudget("fetches", o.Limits.FetchesPerPrincipal, o.Limits.FetchBytesPerPrincipal),
 		watchers: newBudget("watches", o.Limits.WatchersPerPrincipal, 0),
@@ -175,6 +182,34 @@ func (s *Server) build(o *Options) {
 	reflection.Register(s.grpc)
 }
 
+// Register registers the page service with a transport that speaks frames (frame.Server), guarded as it is over gRPC.
+// Its Fetch does not verify what it sends whole: the client does.
+func (s *Server) Register(r grpc.ServiceRegistrar) {
+	d := s.node.guarded(&quirev1.PageService_ServiceDesc)
+	d.Streams = slices.Clone(d.Streams)
+	for i := range d.Streams {
+		stream, next := &d.Streams[i], d.Streams[i].Handler
+		info := &grpc.StreamServerInfo{
+			FullMethod:     "/" + d.ServiceName + "/" + stream.StreamName,
+			IsClientStream: stream.ClientStreams, IsServerStream: stream.ServerStreams,
+		}
+		stream.Handler = func(srv any, ss grpc.ServerStream) error { return s.node.stream(srv, ss, info, next) }
+	}
+	r.RegisterService(d, pageService{node: s.node, frames: true})
+}
+
+// Identify is the name of the principal that a connection's context speaks for, unique in the node, or its refusal.
+func (s *Server) Identify(ctx context.Context) (string, error) {
+	p, err := s.node.auth.Identify(ctx)
+	if err != nil {
+		return "", err
+	}
+	return principalName(p), nil
+}
+
+// Boot is the node's boot id.
+func (s *Server) Boot() [16]byte { return s.node.store.Boot() }
+
 func (s *Server) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
@@ -237,6 +272,6 @@ func (n *node) capabilities() *quirev1.GetCapabilitiesResponse {
 	return &quirev1.GetCapabilitiesResponse{
 		MaxKeys: uint32(n.limits.MaxKeys), MaxBatchBytes: uint64(n.limits.MaxBatchBytes), MaxChunkBytes: uint32(n.limits.MaxChunkBytes),
 		MaxLease: durationpb.New(n.limits.MaxLease), DefaultLease: durationpb.New(n.limits.DefaultLease),
-		BootId: boot[:], Version: n.version,
+		BootId: boot[:], Version: n.version, DataAddress: n.dataAddress, ShmSocket: n.shmSocket,
 	}
 }

@@ -178,13 +178,15 @@ func TestPanicIsInternal(t *testing.T) {
 }
 
 func TestSentence(t *testing.T) {
-	host := store.ExtentInfo{Tier: 1}
-	served := &store.Explanation{Extents: []store.ExtentInfo{host, host}}
+	host := store.ExtentInfo{Tier: 1, ID: page.ExtentID{Seq: 1}}
+	other, disk := host, host
+	other.ID.Seq, disk.Tier = 2, 2
+	served := &store.Explanation{Extents: []store.ExtentInfo{host, disk, other}}
 	served.Served = true
 	writing := &store.Explanation{}
 	writing.Open = 1
 	for want, got := range map[string]string{
-		"Served from host by 2 extents.":                                                         sentence(served, reason.None, nil),
+		"Served from host and disk by 2 extents.":                                                sentence(served, reason.None, nil),
 		"Not served: the namespace is retired.":                                                  sentence(served, reason.Retired, nil),
 		"Not served: nothing is committed yet, 1 extent being written.":                          sentence(writing, reason.Absent, nil),
 		"Not served: it was found corrupt and is gone; the same hash lives in 2 other places.":   sentence(&store.Explanation{}, reason.Corrupt, make([]*quirev1.SameHash, 2)),

@@ -37,6 +37,7 @@ type world struct {
 	t        testing.TB
 	clock    *clock.Manual
 	store    *store.Store
+	host     *host.Driver
 	registry *namespace.Registry
 	server   *server.Server
 	metrics  *prometheus.Registry
@@ -51,12 +52,12 @@ var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 func newWorld(t testing.TB, limits server.Limits, change ...func(*server.Options)) *world {
 	t.Helper()
 	w := &world{t: t, clock: clock.NewManual(start), metrics: prometheus.NewRegistry()}
-	tier, err := host.New(host.Options{CapacityBytes: 64 << 20})
-	if err != nil {
+	var err error
+	if w.host, err = host.New(host.Options{CapacityBytes: 64 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	so := store.Options{Clock: w.clock}
-	so.Tiers[evict.Host] = tier
+	so.Tiers[evict.Host] = w.host
 	if w.store, err = store.New(so); err != nil {
 		t.Fatal(err)
 	}

@@ -71,7 +71,7 @@ func (x Lease_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Lease_Kind.Descriptor instead.
 func (Lease_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{10, 0}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{12, 0}
 }
 
 type StatusRequest struct {
@@ -252,7 +252,9 @@ type TierStatus struct {
 	MetadataBytes uint64                 `protobuf:"varint,5,opt,name=metadata_bytes,json=metadataBytes,proto3" json:"metadata_bytes,omitempty"`
 	Writable      bool                   `protobuf:"varint,6,opt,name=writable,proto3" json:"writable,omitempty"`
 	// Score of the next victim.
-	WaterLevel    float64 `protobuf:"fixed64,7,opt,name=water_level,json=waterLevel,proto3" json:"water_level,omitempty"`
+	WaterLevel float64 `protobuf:"fixed64,7,opt,name=water_level,json=waterLevel,proto3" json:"water_level,omitempty"`
+	// Why it is not writable, for people.
+	Trouble       string `protobuf:"bytes,8,opt,name=trouble,proto3" json:"trouble,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -336,6 +338,146 @@ func (x *TierStatus) GetWaterLevel() float64 {
 	return 0
 }
 
+func (x *TierStatus) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
+type ScrubRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host or disk; empty: both.
+	Tier string `protobuf:"bytes,1,opt,name=tier,proto3" json:"tier,omitempty"`
+	// Bound of the rate; 0: the server's default.
+	BytesPerSecond uint64 `protobuf:"varint,2,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ScrubRequest) Reset() {
+	*x = ScrubRequest{}
+	mi := &file_quire_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScrubRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScrubRequest) ProtoMessage() {}
+
+func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
+func (*ScrubRequest) Descriptor() ([]byte, []int) {
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ScrubRequest) GetTier() string {
+	if x != nil {
+		return x.Tier
+	}
+	return ""
+}
+
+func (x *ScrubRequest) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+type ScrubResponse struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	VerifiedExtents uint64                 `protobuf:"varint,1,opt,name=verified_extents,json=verifiedExtents,proto3" json:"verified_extents,omitempty"`
+	VerifiedBytes   uint64                 `protobuf:"varint,2,opt,name=verified_bytes,json=verifiedBytes,proto3" json:"verified_bytes,omitempty"`
+	// What was left to do when it began; grows no more.
+	TotalBytes uint64 `protobuf:"varint,3,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	// Found and dropped.
+	CorruptExtents uint64 `protobuf:"varint,4,opt,name=corrupt_extents,json=corruptExtents,proto3" json:"corrupt_extents,omitempty"`
+	// Set in the last message.
+	Done          bool `protobuf:"varint,5,opt,name=done,proto3" json:"done,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScrubResponse) Reset() {
+	*x = ScrubResponse{}
+	mi := &file_quire_v1_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScrubResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScrubResponse) ProtoMessage() {}
+
+func (x *ScrubResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScrubResponse.ProtoReflect.Descriptor instead.
+func (*ScrubResponse) Descriptor() ([]byte, []int) {
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ScrubResponse) GetVerifiedExtents() uint64 {
+	if x != nil {
+		return x.VerifiedExtents
+	}
+	return 0
+}
+
+func (x *ScrubResponse) GetVerifiedBytes() uint64 {
+	if x != nil {
+		return x.VerifiedBytes
+	}
+	return 0
+}
+
+func (x *ScrubResponse) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *ScrubResponse) GetCorruptExtents() uint64 {
+	if x != nil {
+		return x.CorruptExtents
+	}
+	return 0
+}
+
+func (x *ScrubResponse) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
 type ExplainRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     *NamespaceRef          `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -346,7 +488,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[3]
+	mi := &file_quire_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -358,7 +500,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[3]
+	mi := &file_quire_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -371,7 +513,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ExplainRequest) GetNamespace() *NamespaceRef {
@@ -397,7 +539,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[4]
+	mi := &file_quire_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -409,7 +551,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[4]
+	mi := &file_quire_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -422,7 +564,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ExplainResponse) GetPages() []*PageExplanation {
@@ -456,7 +598,7 @@ type PageExplanation struct {
 
 func (x *PageExplanation) Reset() {
 	*x = PageExplanation{}
-	mi := &file_quire_v1_admin_proto_msgTypes[5]
+	mi := &file_quire_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -468,7 +610,7 @@ func (x *PageExplanation) String() string {
 func (*PageExplanation) ProtoMessage() {}
 
 func (x *PageExplanation) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[5]
+	mi := &file_quire_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -481,7 +623,7 @@ func (x *PageExplanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageExplanation.ProtoReflect.Descriptor instead.
 func (*PageExplanation) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PageExplanation) GetHash() []byte {
@@ -591,7 +733,7 @@ type StoredExtent struct {
 
 func (x *StoredExtent) Reset() {
 	*x = StoredExtent{}
-	mi := &file_quire_v1_admin_proto_msgTypes[6]
+	mi := &file_quire_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -603,7 +745,7 @@ func (x *StoredExtent) String() string {
 func (*StoredExtent) ProtoMessage() {}
 
 func (x *StoredExtent) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[6]
+	mi := &file_quire_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -616,7 +758,7 @@ func (x *StoredExtent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredExtent.ProtoReflect.Descriptor instead.
 func (*StoredExtent) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StoredExtent) GetExtentId() []byte {
@@ -681,7 +823,7 @@ type SameHash struct {
 
 func (x *SameHash) Reset() {
 	*x = SameHash{}
-	mi := &file_quire_v1_admin_proto_msgTypes[7]
+	mi := &file_quire_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -693,7 +835,7 @@ func (x *SameHash) String() string {
 func (*SameHash) ProtoMessage() {}
 
 func (x *SameHash) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[7]
+	mi := &file_quire_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -706,7 +848,7 @@ func (x *SameHash) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SameHash.ProtoReflect.Descriptor instead.
 func (*SameHash) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SameHash) GetNamespace() []byte {
@@ -754,7 +896,7 @@ type ListLeasesRequest struct {
 
 func (x *ListLeasesRequest) Reset() {
 	*x = ListLeasesRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[8]
+	mi := &file_quire_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -766,7 +908,7 @@ func (x *ListLeasesRequest) String() string {
 func (*ListLeasesRequest) ProtoMessage() {}
 
 func (x *ListLeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[8]
+	mi := &file_quire_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -779,7 +921,7 @@ func (x *ListLeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLeasesRequest.ProtoReflect.Descriptor instead.
 func (*ListLeasesRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListLeasesRequest) GetNamespace() *NamespaceRef {
@@ -798,7 +940,7 @@ type ListLeasesResponse struct {
 
 func (x *ListLeasesResponse) Reset() {
 	*x = ListLeasesResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[9]
+	mi := &file_quire_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -810,7 +952,7 @@ func (x *ListLeasesResponse) String() string {
 func (*ListLeasesResponse) ProtoMessage() {}
 
 func (x *ListLeasesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[9]
+	mi := &file_quire_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -823,7 +965,7 @@ func (x *ListLeasesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLeasesResponse.ProtoReflect.Descriptor instead.
 func (*ListLeasesResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListLeasesResponse) GetLeases() []*Lease {
@@ -849,7 +991,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_quire_v1_admin_proto_msgTypes[10]
+	mi := &file_quire_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -861,7 +1003,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[10]
+	mi := &file_quire_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -874,7 +1016,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Lease) GetKind() Lease_Kind {
@@ -947,7 +1089,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[11]
+	mi := &file_quire_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -959,7 +1101,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[11]
+	mi := &file_quire_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -972,7 +1114,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CreateTokenRequest) GetName() string {
@@ -1013,7 +1155,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[12]
+	mi := &file_quire_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1025,7 +1167,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[12]
+	mi := &file_quire_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1038,7 +1180,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CreateTokenResponse) GetSecret() string {
@@ -1068,7 +1210,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_quire_v1_admin_proto_msgTypes[13]
+	mi := &file_quire_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1222,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[13]
+	mi := &file_quire_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1235,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Token) GetName() string {
@@ -1139,7 +1281,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[14]
+	mi := &file_quire_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1293,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[14]
+	mi := &file_quire_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1306,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 type ListTokensResponse struct {
@@ -1176,7 +1318,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[15]
+	mi := &file_quire_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1330,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[15]
+	mi := &file_quire_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1343,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -1220,7 +1362,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[16]
+	mi := &file_quire_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1232,7 +1374,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[16]
+	mi := &file_quire_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1245,7 +1387,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RevokeTokenRequest) GetName() string {
@@ -1263,7 +1405,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[17]
+	mi := &file_quire_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1275,7 +1417,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[17]
+	mi := &file_quire_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1288,7 +1430,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 var File_quire_v1_admin_proto protoreflect.FileDescriptor
@@ -1311,7 +1453,7 @@ const file_quire_v1_admin_proto_rawDesc = "" +
 	"\fpublications\x18\n" +
 	" \x01(\x04R\fpublications\x12\x1a\n" +
 	"\bsessions\x18\v \x01(\x04R\bsessions\x12!\n" +
-	"\fpinned_bytes\x18\f \x01(\x04R\vpinnedBytes\"\xeb\x01\n" +
+	"\fpinned_bytes\x18\f \x01(\x04R\vpinnedBytes\"\x85\x02\n" +
 	"\n" +
 	"TierStatus\x12\x12\n" +
 	"\x04tier\x18\x01 \x01(\tR\x04tier\x12%\n" +
@@ -1323,7 +1465,18 @@ const file_quire_v1_admin_proto_rawDesc = "" +
 	"\x0emetadata_bytes\x18\x05 \x01(\x04R\rmetadataBytes\x12\x1a\n" +
 	"\bwritable\x18\x06 \x01(\bR\bwritable\x12\x1f\n" +
 	"\vwater_level\x18\a \x01(\x01R\n" +
-	"waterLevel\"j\n" +
+	"waterLevel\x12\x18\n" +
+	"\atrouble\x18\b \x01(\tR\atrouble\"L\n" +
+	"\fScrubRequest\x12\x12\n" +
+	"\x04tier\x18\x01 \x01(\tR\x04tier\x12(\n" +
+	"\x10bytes_per_second\x18\x02 \x01(\x04R\x0ebytesPerSecond\"\xbf\x01\n" +
+	"\rScrubResponse\x12)\n" +
+	"\x10verified_extents\x18\x01 \x01(\x04R\x0fverifiedExtents\x12%\n" +
+	"\x0everified_bytes\x18\x02 \x01(\x04R\rverifiedBytes\x12\x1f\n" +
+	"\vtotal_bytes\x18\x03 \x01(\x04R\n" +
+	"totalBytes\x12'\n" +
+	"\x0fcorrupt_extents\x18\x04 \x01(\x04R\x0ecorruptExtents\x12\x12\n" +
+	"\x04done\x18\x05 \x01(\bR\x04done\"j\n" +
 	"\x0eExplainRequest\x124\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x16.quire.v1.NamespaceRefR\tnamespace\x12\"\n" +
 	"\x03run\x18\x02 \x01(\v2\x10.quire.v1.KeyRunR\x03run\"B\n" +
@@ -1398,12 +1551,13 @@ const file_quire_v1_admin_proto_rawDesc = "" +
 	"\x06tokens\x18\x01 \x03(\v2\x0f.quire.v1.TokenR\x06tokens\"(\n" +
 	"\x12RevokeTokenRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x15\n" +
-	"\x13RevokeTokenResponse2\xb5\x03\n" +
+	"\x13RevokeTokenResponse2\xf1\x03\n" +
 	"\fAdminService\x12;\n" +
 	"\x06Status\x12\x17.quire.v1.StatusRequest\x1a\x18.quire.v1.StatusResponse\x12>\n" +
 	"\aExplain\x12\x18.quire.v1.ExplainRequest\x1a\x19.quire.v1.ExplainResponse\x12G\n" +
 	"\n" +
-	"ListLeases\x12\x1b.quire.v1.ListLeasesRequest\x1a\x1c.quire.v1.ListLeasesResponse\x12J\n" +
+	"ListLeases\x12\x1b.quire.v1.ListLeasesRequest\x1a\x1c.quire.v1.ListLeasesResponse\x12:\n" +
+	"\x05Scrub\x12\x16.quire.v1.ScrubRequest\x1a\x17.quire.v1.ScrubResponse0\x01\x12J\n" +
 	"\vCreateToken\x12\x1c.quire.v1.CreateTokenRequest\x1a\x1d.quire.v1.CreateTokenResponse\x12G\n" +
 	"\n" +
 	"ListTokens\x12\x1b.quire.v1.ListTokensRequest\x1a\x1c.quire.v1.ListTokensResponse\x12J\n" +
@@ -1422,71 +1576,75 @@ func file_quire_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_quire_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_quire_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_quire_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_quire_v1_admin_proto_goTypes = []any{
 	(Lease_Kind)(0),               // 0: quire.v1.Lease.Kind
 	(*StatusRequest)(nil),         // 1: quire.v1.StatusRequest
 	(*StatusResponse)(nil),        // 2: quire.v1.StatusResponse
 	(*TierStatus)(nil),            // 3: quire.v1.TierStatus
-	(*ExplainRequest)(nil),        // 4: quire.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 5: quire.v1.ExplainResponse
-	(*PageExplanation)(nil),       // 6: quire.v1.PageExplanation
-	(*StoredExtent)(nil),          // 7: quire.v1.StoredExtent
-	(*SameHash)(nil),              // 8: quire.v1.SameHash
-	(*ListLeasesRequest)(nil),     // 9: quire.v1.ListLeasesRequest
-	(*ListLeasesResponse)(nil),    // 10: quire.v1.ListLeasesResponse
-	(*Lease)(nil),                 // 11: quire.v1.Lease
-	(*CreateTokenRequest)(nil),    // 12: quire.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),   // 13: quire.v1.CreateTokenResponse
-	(*Token)(nil),                 // 14: quire.v1.Token
-	(*ListTokensRequest)(nil),     // 15: quire.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),    // 16: quire.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),    // 17: quire.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),   // 18: quire.v1.RevokeTokenResponse
-	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
-	(*NamespaceRef)(nil),          // 20: quire.v1.NamespaceRef
-	(*KeyRun)(nil),                // 21: quire.v1.KeyRun
-	(Reason)(0),                   // 22: quire.v1.Reason
-	(*timestamppb.Timestamp)(nil), // 23: google.protobuf.Timestamp
-	(*View)(nil),                  // 24: quire.v1.View
-	(*Difference)(nil),            // 25: quire.v1.Difference
+	(*ScrubRequest)(nil),          // 4: quire.v1.ScrubRequest
+	(*ScrubResponse)(nil),         // 5: quire.v1.ScrubResponse
+	(*ExplainRequest)(nil),        // 6: quire.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 7: quire.v1.ExplainResponse
+	(*PageExplanation)(nil),       // 8: quire.v1.PageExplanation
+	(*StoredExtent)(nil),          // 9: quire.v1.StoredExtent
+	(*SameHash)(nil),              // 10: quire.v1.SameHash
+	(*ListLeasesRequest)(nil),     // 11: quire.v1.ListLeasesRequest
+	(*ListLeasesResponse)(nil),    // 12: quire.v1.ListLeasesResponse
+	(*Lease)(nil),                 // 13: quire.v1.Lease
+	(*CreateTokenRequest)(nil),    // 14: quire.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),   // 15: quire.v1.CreateTokenResponse
+	(*Token)(nil),                 // 16: quire.v1.Token
+	(*ListTokensRequest)(nil),     // 17: quire.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),    // 18: quire.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),    // 19: quire.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),   // 20: quire.v1.RevokeTokenResponse
+	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
+	(*NamespaceRef)(nil),          // 22: quire.v1.NamespaceRef
+	(*KeyRun)(nil),                // 23: quire.v1.KeyRun
+	(Reason)(0),                   // 24: quire.v1.Reason
+	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
+	(*View)(nil),                  // 26: quire.v1.View
+	(*Difference)(nil),            // 27: quire.v1.Difference
 }
 var file_quire_v1_admin_proto_depIdxs = []int32{
-	19, // 0: quire.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	21, // 0: quire.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
 	3,  // 1: quire.v1.StatusResponse.tiers:type_name -> quire.v1.TierStatus
-	20, // 2: quire.v1.ExplainRequest.namespace:type_name -> quire.v1.NamespaceRef
-	21, // 3: quire.v1.ExplainRequest.run:type_name -> quire.v1.KeyRun
-	6,  // 4: quire.v1.ExplainResponse.pages:type_name -> quire.v1.PageExplanation
-	22, // 5: quire.v1.PageExplanation.reason:type_name -> quire.v1.Reason
-	7,  // 6: quire.v1.PageExplanation.extents:type_name -> quire.v1.StoredExtent
-	8,  // 7: quire.v1.PageExplanation.elsewhere:type_name -> quire.v1.SameHash
-	23, // 8: quire.v1.PageExplanation.expires:type_name -> google.protobuf.Timestamp
-	24, // 9: quire.v1.StoredExtent.view:type_name -> quire.v1.View
-	23, // 10: quire.v1.StoredExtent.created:type_name -> google.protobuf.Timestamp
-	25, // 11: quire.v1.SameHash.differences:type_name -> quire.v1.Difference
-	20, // 12: quire.v1.ListLeasesRequest.namespace:type_name -> quire.v1.NamespaceRef
-	11, // 13: quire.v1.ListLeasesResponse.leases:type_name -> quire.v1.Lease
+	22, // 2: quire.v1.ExplainRequest.namespace:type_name -> quire.v1.NamespaceRef
+	23, // 3: quire.v1.ExplainRequest.run:type_name -> quire.v1.KeyRun
+	8,  // 4: quire.v1.ExplainResponse.pages:type_name -> quire.v1.PageExplanation
+	24, // 5: quire.v1.PageExplanation.reason:type_name -> quire.v1.Reason
+	9,  // 6: quire.v1.PageExplanation.extents:type_name -> quire.v1.StoredExtent
+	10, // 7: quire.v1.PageExplanation.elsewhere:type_name -> quire.v1.SameHash
+	25, // 8: quire.v1.PageExplanation.expires:type_name -> google.protobuf.Timestamp
+	26, // 9: quire.v1.StoredExtent.view:type_name -> quire.v1.View
+	25, // 10: quire.v1.StoredExtent.created:type_name -> google.protobuf.Timestamp
+	27, // 11: quire.v1.SameHash.differences:type_name -> quire.v1.Difference
+	22, // 12: quire.v1.ListLeasesRequest.namespace:type_name -> quire.v1.NamespaceRef
+	13, // 13: quire.v1.ListLeasesResponse.leases:type_name -> quire.v1.Lease
 	0,  // 14: quire.v1.Lease.kind:type_name -> quire.v1.Lease.Kind
-	19, // 15: quire.v1.Lease.remaining:type_name -> google.protobuf.Duration
-	19, // 16: quire.v1.CreateTokenRequest.lifetime:type_name -> google.protobuf.Duration
-	14, // 17: quire.v1.CreateTokenResponse.token:type_name -> quire.v1.Token
-	23, // 18: quire.v1.Token.created:type_name -> google.protobuf.Timestamp
-	23, // 19: quire.v1.Token.expiry:type_name -> google.protobuf.Timestamp
-	14, // 20: quire.v1.ListTokensResponse.tokens:type_name -> quire.v1.Token
+	21, // 15: quire.v1.Lease.remaining:type_name -> google.protobuf.Duration
+	21, // 16: quire.v1.CreateTokenRequest.lifetime:type_name -> google.protobuf.Duration
+	16, // 17: quire.v1.CreateTokenResponse.token:type_name -> quire.v1.Token
+	25, // 18: quire.v1.Token.created:type_name -> google.protobuf.Timestamp
+	25, // 19: quire.v1.Token.expiry:type_name -> google.protobuf.Timestamp
+	16, // 20: quire.v1.ListTokensResponse.tokens:type_name -> quire.v1.Token
 	1,  // 21: quire.v1.AdminService.Status:input_type -> quire.v1.StatusRequest
-	4,  // 22: quire.v1.AdminService.Explain:input_type -> quire.v1.ExplainRequest
-	9,  // 23: quire.v1.AdminService.ListLeases:input_type -> quire.v1.ListLeasesRequest
-	12, // 24: quire.v1.AdminService.CreateToken:input_type -> quire.v1.CreateTokenRequest
-	15, // 25: quire.v1.AdminService.ListTokens:input_type -> quire.v1.ListTokensRequest
-	17, // 26: quire.v1.AdminService.RevokeToken:input_type -> quire.v1.RevokeTokenRequest
-	2,  // 27: quire.v1.AdminService.Status:output_type -> quire.v1.StatusResponse
-	5,  // 28: quire.v1.AdminService.Explain:output_type -> quire.v1.ExplainResponse
-	10, // 29: quire.v1.AdminService.ListLeases:output_type -> quire.v1.ListLeasesResponse
-	13, // 30: quire.v1.AdminService.CreateToken:output_type -> quire.v1.CreateTokenResponse
-	16, // 31: quire.v1.AdminService.ListTokens:output_type -> quire.v1.ListTokensResponse
-	18, // 32: quire.v1.AdminService.RevokeToken:output_type -> quire.v1.RevokeTokenResponse
-	27, // [27:33] is the sub-list for method output_type
-	21, // [21:27] is the sub-list for method input_type
+	6,  // 22: quire.v1.AdminService.Explain:input_type -> quire.v1.ExplainRequest
+	11, // 23: quire.v1.AdminService.ListLeases:input_type -> quire.v1.ListLeasesRequest
+	4,  // 24: quire.v1.AdminService.Scrub:input_type -> quire.v1.ScrubRequest
+	14, // 25: quire.v1.AdminService.CreateToken:input_type -> quire.v1.CreateTokenRequest
+	17, // 26: quire.v1.AdminService.ListTokens:input_type -> quire.v1.ListTokensRequest
+	19, // 27: quire.v1.AdminService.RevokeToken:input_type -> quire.v1.RevokeTokenRequest
+	2,  // 28: quire.v1.AdminService.Status:output_type -> quire.v1.StatusResponse
+	7,  // 29: quire.v1.AdminService.Explain:output_type -> quire.v1.ExplainResponse
+	12, // 30: quire.v1.AdminService.ListLeases:output_type -> quire.v1.ListLeasesResponse
+	5,  // 31: quire.v1.AdminService.Scrub:output_type -> quire.v1.ScrubResponse
+	15, // 32: quire.v1.AdminService.CreateToken:output_type -> quire.v1.CreateTokenResponse
+	18, // 33: quire.v1.AdminService.ListTokens:output_type -> quire.v1.ListTokensResponse
+	20, // 34: quire.v1.AdminService.RevokeToken:output_type -> quire.v1.RevokeTokenResponse
+	28, // [28:35] is the sub-list for method output_type
+	21, // [21:28] is the sub-list for method input_type
 	21, // [21:21] is the sub-list for extension type_name
 	21, // [21:21] is the sub-list for extension extendee
 	0,  // [0:21] is the sub-list for field type_name
@@ -1504,7 +1662,7 @@ func file_quire_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quire_v1_admin_proto_rawDesc), len(file_quire_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   18,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,7 @@ const (
 	AdminService_Status_FullMethodName      = "/quire.v1.AdminService/Status"
 	AdminService_Explain_FullMethodName     = "/quire.v1.AdminService/Explain"
 	AdminService_ListLeases_FullMethodName  = "/quire.v1.AdminService/ListLeases"
+	AdminService_Scrub_FullMethodName       = "/quire.v1.AdminService/Scrub"
 	AdminService_CreateToken_FullMethodName = "/quire.v1.AdminService/CreateToken"
 	AdminService_ListTokens_FullMethodName  = "/quire.v1.AdminService/ListTokens"
 	AdminService_RevokeToken_FullMethodName = "/quire.v1.AdminService/RevokeToken"
@@ -39,6 +40,8 @@ type AdminServiceClient interface {
 	// Explain: where is this key, in which namespaces does the same hash live, would it be served, and why.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
 	ListLeases(ctx context.Context, in *ListLeasesRequest, opts ...grpc.CallOption) (*ListLeasesResponse, error)
+	// Scrub re-reads and verifies what is stored, at a bounded rate, and tells of its progress until it has been through.
+	Scrub(ctx context.Context, in *ScrubRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScrubResponse], error)
 	// CreateToken answers the secret once; only its hash is kept.
 	CreateToken(ctx context.Context, in *CreateTokenRequest, opts ...grpc.CallOption) (*CreateTokenResponse, error)
 	ListTokens(ctx context.Context, in *ListTokensRequest, opts ...grpc.CallOption) (*ListTokensResponse, error)
@@ -83,6 +86,25 @@ func (c *adminServiceClient) ListLeases(ctx context.Context, in *ListLeasesReque
 	return out, nil
 }
 
+func (c *adminServiceClient) Scrub(ctx context.Context, in *ScrubRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScrubResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[0], AdminService_Scrub_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ScrubRequest, ScrubResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_ScrubClient = grpc.ServerStreamingClient[ScrubResponse]
+
 func (c *adminServiceClient) CreateToken(ctx context.Context, in *CreateTokenRequest, opts ...grpc.CallOption) (*CreateTokenResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CreateTokenResponse)
@@ -123,6 +145,8 @@ type AdminServiceServer interface {
 	// Explain: where is this key, in which namespaces does the same hash live, would it be served, and why.
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
 	ListLeases(context.Context, *ListLeasesRequest) (*ListLeasesResponse, error)
+	// Scrub re-reads and verifies what is stored, at a bounded rate, and tells of its progress until it has been through.
+	Scrub(*ScrubRequest, grpc.ServerStreamingServer[ScrubResponse]) error
 	// CreateToken answers the secret once; only its hash is kept.
 	CreateToken(context.Context, *CreateTokenRequest) (*CreateTokenResponse, error)
 	ListTokens(context.Context, *ListTokensRequest) (*ListTokensResponse, error)
@@ -145,6 +169,9 @@ func (UnimplementedAdminServiceServer) Explain(context.Context, *ExplainRequest)
 }
 func (UnimplementedAdminServiceServer) ListLeases(context.Context, *ListLeasesRequest) (*ListLeasesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListLeases not implemented")
+}
+func (UnimplementedAdminServiceServer) Scrub(*ScrubRequest, grpc.ServerStreamingServer[ScrubResponse]) error {
+	return status.Error(codes.Unimplemented, "method Scrub not implemented")
 }
 func (UnimplementedAdminServiceServer) CreateToken(context.Context, *CreateTokenRequest) (*CreateTokenResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateToken not implemented")
@@ -229,6 +256,17 @@ func _AdminService_ListLeases_Handler(srv interface{}, ctx context.Context, dec 
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _AdminService_Scrub_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ScrubRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServiceServer).Scrub(m, &grpc.GenericServerStream[ScrubRequest, ScrubResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_ScrubServer = grpc.ServerStreamingServer[ScrubResponse]
 
 func _AdminService_CreateToken_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CreateTokenRequest)
@@ -316,6 +354,12 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _AdminService_RevokeToken_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Scrub",
+			Handler:       _AdminService_Scrub_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "quire/v1/admin.proto",
 }

@@ -459,9 +459,11 @@ type NamespacePolicy struct {
 	// 0: pages do not expire.
 	DefaultExpiry *durationpb.Duration `protobuf:"bytes,1,opt,name=default_expiry,json=defaultExpiry,proto3" json:"default_expiry,omitempty"`
 	// 0: no quota.
-	QuotaBytes    uint64 `protobuf:"varint,2,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	QuotaBytes uint64 `protobuf:"varint,2,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"`
+	// Of publications that name none; unspecified is memory.
+	DefaultDurability Durability `protobuf:"varint,3,opt,name=default_durability,json=defaultDurability,proto3,enum=quire.v1.Durability" json:"default_durability,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *NamespacePolicy) Reset() {
@@ -506,6 +508,13 @@ func (x *NamespacePolicy) GetQuotaBytes() uint64 {
 		return x.QuotaBytes
 	}
 	return 0
+}
+
+func (x *NamespacePolicy) GetDefaultDurability() Durability {
+	if x != nil {
+		return x.DefaultDurability
+	}
+	return Durability_DURABILITY_UNSPECIFIED
 }
 
 type NamespaceGrant struct {
@@ -2323,11 +2332,12 @@ const file_quire_v1_namespace_proto_rawDesc = "" +
 	"\n" +
 	"last_write\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tlastWrite\x12\x18\n" +
 	"\aorphans\x18\x06 \x01(\x04R\aorphans\x12\x1b\n" +
-	"\tnever_hit\x18\a \x01(\bR\bneverHit\"t\n" +
+	"\tnever_hit\x18\a \x01(\bR\bneverHit\"\xb9\x01\n" +
 	"\x0fNamespacePolicy\x12@\n" +
 	"\x0edefault_expiry\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\rdefaultExpiry\x12\x1f\n" +
 	"\vquota_bytes\x18\x02 \x01(\x04R\n" +
-	"quotaBytes\"T\n" +
+	"quotaBytes\x12C\n" +
+	"\x12default_durability\x18\x03 \x01(\x0e2\x14.quire.v1.DurabilityR\x11defaultDurability\"T\n" +
 	"\x0eNamespaceGrant\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12*\n" +
 	"\x05right\x18\x02 \x01(\x0e2\x14.quire.v1.GrantRightR\x05right\"\xc4\x01\n" +
@@ -2516,8 +2526,9 @@ var file_quire_v1_namespace_proto_goTypes = []any{
 	(*WatchResponse)(nil),         // 39: quire.v1.WatchResponse
 	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
 	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
-	(*Difference)(nil),            // 42: quire.v1.Difference
-	(Reason)(0),                   // 43: quire.v1.Reason
+	(Durability)(0),               // 42: quire.v1.Durability
+	(*Difference)(nil),            // 43: quire.v1.Difference
+	(Reason)(0),                   // 44: quire.v1.Reason
 }
 var file_quire_v1_namespace_proto_depIdxs = []int32{
 	0,  // 0: quire.v1.Namespace.state:type_name -> quire.v1.NamespaceState
@@ -2530,67 +2541,68 @@ var file_quire_v1_namespace_proto_depIdxs = []int32{
 	4,  // 7: quire.v1.Namespace.usage:type_name -> quire.v1.NamespaceUsage
 	40, // 8: quire.v1.NamespaceUsage.last_write:type_name -> google.protobuf.Timestamp
 	41, // 9: quire.v1.NamespacePolicy.default_expiry:type_name -> google.protobuf.Duration
-	1,  // 10: quire.v1.NamespaceGrant.right:type_name -> quire.v1.GrantRight
-	40, // 11: quire.v1.Waiver.expiry:type_name -> google.protobuf.Timestamp
-	0,  // 12: quire.v1.Sibling.state:type_name -> quire.v1.NamespaceState
-	42, // 13: quire.v1.Sibling.differences:type_name -> quire.v1.Difference
-	2,  // 14: quire.v1.OpenResponse.namespace:type_name -> quire.v1.Namespace
-	8,  // 15: quire.v1.OpenResponse.siblings:type_name -> quire.v1.Sibling
-	43, // 16: quire.v1.NegotiateResponse.reason:type_name -> quire.v1.Reason
-	8,  // 17: quire.v1.NegotiateResponse.siblings:type_name -> quire.v1.Sibling
-	2,  // 18: quire.v1.GetResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 19: quire.v1.ListResponse.namespaces:type_name -> quire.v1.Namespace
-	18, // 20: quire.v1.DiffRequest.a:type_name -> quire.v1.DiffSide
-	18, // 21: quire.v1.DiffRequest.b:type_name -> quire.v1.DiffSide
-	42, // 22: quire.v1.DiffResponse.differences:type_name -> quire.v1.Difference
-	41, // 23: quire.v1.WaiveRequest.lifetime:type_name -> google.protobuf.Duration
-	2,  // 24: quire.v1.WaiveResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 25: quire.v1.RevokeWaiverResponse.namespace:type_name -> quire.v1.Namespace
-	1,  // 26: quire.v1.GrantRequest.right:type_name -> quire.v1.GrantRight
-	2,  // 27: quire.v1.GrantResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 28: quire.v1.RevokeGrantResponse.namespace:type_name -> quire.v1.Namespace
-	5,  // 29: quire.v1.SetPolicyRequest.policy:type_name -> quire.v1.NamespacePolicy
-	2,  // 30: quire.v1.SetPolicyResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 31: quire.v1.DrainResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 32: quire.v1.RetireResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 33: quire.v1.PurgeResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 34: quire.v1.AllowForkResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 35: quire.v1.WatchResponse.namespace:type_name -> quire.v1.Namespace
-	9,  // 36: quire.v1.NamespaceService.Open:input_type -> quire.v1.OpenRequest
-	11, // 37: quire.v1.NamespaceService.Negotiate:input_type -> quire.v1.NegotiateRequest
-	13, // 38: quire.v1.NamespaceService.Get:input_type -> quire.v1.GetRequest
-	15, // 39: quire.v1.NamespaceService.List:input_type -> quire.v1.ListRequest
-	17, // 40: quire.v1.NamespaceService.Diff:input_type -> quire.v1.DiffRequest
-	20, // 41: quire.v1.NamespaceService.Waive:input_type -> quire.v1.WaiveRequest
-	22, // 42: quire.v1.NamespaceService.RevokeWaiver:input_type -> quire.v1.RevokeWaiverRequest
-	24, // 43: quire.v1.NamespaceService.Grant:input_type -> quire.v1.GrantRequest
-	26, // 44: quire.v1.NamespaceService.RevokeGrant:input_type -> quire.v1.RevokeGrantRequest
-	28, // 45: quire.v1.NamespaceService.SetPolicy:input_type -> quire.v1.SetPolicyRequest
-	30, // 46: quire.v1.NamespaceService.Drain:input_type -> quire.v1.DrainRequest
-	32, // 47: quire.v1.NamespaceService.Retire:input_type -> quire.v1.RetireRequest
-	34, // 48: quire.v1.NamespaceService.Purge:input_type -> quire.v1.PurgeRequest
-	36, // 49: quire.v1.NamespaceService.AllowFork:input_type -> quire.v1.AllowForkRequest
-	38, // 50: quire.v1.NamespaceService.Watch:input_type -> quire.v1.WatchRequest
-	10, // 51: quire.v1.NamespaceService.Open:output_type -> quire.v1.OpenResponse
-	12, // 52: quire.v1.NamespaceService.Negotiate:output_type -> quire.v1.NegotiateResponse
-	14, // 53: quire.v1.NamespaceService.Get:output_type -> quire.v1.GetResponse
-	16, // 54: quire.v1.NamespaceService.List:output_type -> quire.v1.ListResponse
-	19, // 55: quire.v1.NamespaceService.Diff:output_type -> quire.v1.DiffResponse
-	21, // 56: quire.v1.NamespaceService.Waive:output_type -> quire.v1.WaiveResponse
-	23, // 57: quire.v1.NamespaceService.RevokeWaiver:output_type -> quire.v1.RevokeWaiverResponse
-	25, // 58: quire.v1.NamespaceService.Grant:output_type -> quire.v1.GrantResponse
-	27, // 59: quire.v1.NamespaceService.RevokeGrant:output_type -> quire.v1.RevokeGrantResponse
-	29, // 60: quire.v1.NamespaceService.SetPolicy:output_type -> quire.v1.SetPolicyResponse
-	31, // 61: quire.v1.NamespaceService.Drain:output_type -> quire.v1.DrainResponse
-	33, // 62: quire.v1.NamespaceService.Retire:output_type -> quire.v1.RetireResponse
-	35, // 63: quire.v1.NamespaceService.Purge:output_type -> quire.v1.PurgeResponse
-	37, // 64: quire.v1.NamespaceService.AllowFork:output_type -> quire.v1.AllowForkResponse
-	39, // 65: quire.v1.NamespaceService.Watch:output_type -> quire.v1.WatchResponse
-	51, // [51:66] is the sub-list for method output_type
-	36, // [36:51] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	42, // 10: quire.v1.NamespacePolicy.default_durability:type_name -> quire.v1.Durability
+	1,  // 11: quire.v1.NamespaceGrant.right:type_name -> quire.v1.GrantRight
+	40, // 12: quire.v1.Waiver.expiry:type_name -> google.protobuf.Timestamp
+	0,  // 13: quire.v1.Sibling.state:type_name -> quire.v1.NamespaceState
+	43, // 14: quire.v1.Sibling.differences:type_name -> quire.v1.Difference
+	2,  // 15: quire.v1.OpenResponse.namespace:type_name -> quire.v1.Namespace
+	8,  // 16: quire.v1.OpenResponse.siblings:type_name -> quire.v1.Sibling
+	44, // 17: quire.v1.NegotiateResponse.reason:type_name -> quire.v1.Reason
+	8,  // 18: quire.v1.NegotiateResponse.siblings:type_name -> quire.v1.Sibling
+	2,  // 19: quire.v1.GetResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 20: quire.v1.ListResponse.namespaces:type_name -> quire.v1.Namespace
+	18, // 21: quire.v1.DiffRequest.a:type_name -> quire.v1.DiffSide
+	18, // 22: quire.v1.DiffRequest.b:type_name -> quire.v1.DiffSide
+	43, // 23: quire.v1.DiffResponse.differences:type_name -> quire.v1.Difference
+	41, // 24: quire.v1.WaiveRequest.lifetime:type_name -> google.protobuf.Duration
+	2,  // 25: quire.v1.WaiveResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 26: quire.v1.RevokeWaiverResponse.namespace:type_name -> quire.v1.Namespace
+	1,  // 27: quire.v1.GrantRequest.right:type_name -> quire.v1.GrantRight
+	2,  // 28: quire.v1.GrantResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 29: quire.v1.RevokeGrantResponse.namespace:type_name -> quire.v1.Namespace
+	5,  // 30: quire.v1.SetPolicyRequest.policy:type_name -> quire.v1.NamespacePolicy
+	2,  // 31: quire.v1.SetPolicyResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 32: quire.v1.DrainResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 33: quire.v1.RetireResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 34: quire.v1.PurgeResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 35: quire.v1.AllowForkResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 36: quire.v1.WatchResponse.namespace:type_name -> quire.v1.Namespace
+	9,  // 37: quire.v1.NamespaceService.Open:input_type -> quire.v1.OpenRequest
+	11, // 38: quire.v1.NamespaceService.Negotiate:input_type -> quire.v1.NegotiateRequest
+	13, // 39: quire.v1.NamespaceService.Get:input_type -> quire.v1.GetRequest
+	15, // 40: quire.v1.NamespaceService.List:input_type -> quire.v1.ListRequest
+	17, // 41: quire.v1.NamespaceService.Diff:input_type -> quire.v1.DiffRequest
+	20, // 42: quire.v1.NamespaceService.Waive:input_type -> quire.v1.WaiveRequest
+	22, // 43: quire.v1.NamespaceService.RevokeWaiver:input_type -> quire.v1.RevokeWaiverRequest
+	24, // 44: quire.v1.NamespaceService.Grant:input_type -> quire.v1.GrantRequest
+	26, // 45: quire.v1.NamespaceService.RevokeGrant:input_type -> quire.v1.RevokeGrantRequest
+	28, // 46: quire.v1.NamespaceService.SetPolicy:input_type -> quire.v1.SetPolicyRequest
+	30, // 47: quire.v1.NamespaceService.Drain:input_type -> quire.v1.DrainRequest
+	32, // 48: quire.v1.NamespaceService.Retire:input_type -> quire.v1.RetireRequest
+	34, // 49: quire.v1.NamespaceService.Purge:input_type -> quire.v1.PurgeRequest
+	36, // 50: quire.v1.NamespaceService.AllowFork:input_type -> quire.v1.AllowForkRequest
+	38, // 51: quire.v1.NamespaceService.Watch:input_type -> quire.v1.WatchRequest
+	10, // 52: quire.v1.NamespaceService.Open:output_type -> quire.v1.OpenResponse
+	12, // 53: quire.v1.NamespaceService.Negotiate:output_type -> quire.v1.NegotiateResponse
+	14, // 54: quire.v1.NamespaceService.Get:output_type -> quire.v1.GetResponse
+	16, // 55: quire.v1.NamespaceService.List:output_type -> quire.v1.ListResponse
+	19, // 56: quire.v1.NamespaceService.Diff:output_type -> quire.v1.DiffResponse
+	21, // 57: quire.v1.NamespaceService.Waive:output_type -> quire.v1.WaiveResponse
+	23, // 58: quire.v1.NamespaceService.RevokeWaiver:output_type -> quire.v1.RevokeWaiverResponse
+	25, // 59: quire.v1.NamespaceService.Grant:output_type -> quire.v1.GrantResponse
+	27, // 60: quire.v1.NamespaceService.RevokeGrant:output_type -> quire.v1.RevokeGrantResponse
+	29, // 61: quire.v1.NamespaceService.SetPolicy:output_type -> quire.v1.SetPolicyResponse
+	31, // 62: quire.v1.NamespaceService.Drain:output_type -> quire.v1.DrainResponse
+	33, // 63: quire.v1.NamespaceService.Retire:output_type -> quire.v1.RetireResponse
+	35, // 64: quire.v1.NamespaceService.Purge:output_type -> quire.v1.PurgeResponse
+	37, // 65: quire.v1.NamespaceService.AllowFork:output_type -> quire.v1.AllowForkResponse
+	39, // 66: quire.v1.NamespaceService.Watch:output_type -> quire.v1.WatchResponse
+	52, // [52:67] is the sub-list for method output_type
+	37, // [37:52] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_quire_v1_namespace_proto_init() }

@@ -58,7 +58,7 @@ type NamespaceServiceClient interface {
 	// Grant lets another tenant read, or read and publish.
 	Grant(ctx context.Context, in *GrantRequest, opts ...grpc.CallOption) (*GrantResponse, error)
 	RevokeGrant(ctx context.Context, in *RevokeGrantRequest, opts ...grpc.CallOption) (*RevokeGrantResponse, error)
-	// SetPolicy changes default expiry and quota.
+	// SetPolicy changes default expiry, quota and default durability.
 	SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*SetPolicyResponse, error)
 	// Drain stops new publications; reads go on.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
@@ -259,7 +259,7 @@ type NamespaceServiceServer interface {
 	// Grant lets another tenant read, or read and publish.
 	Grant(context.Context, *GrantRequest) (*GrantResponse, error)
 	RevokeGrant(context.Context, *RevokeGrantRequest) (*RevokeGrantResponse, error)
-	// SetPolicy changes default expiry and quota.
+	// SetPolicy changes default expiry, quota and default durability.
 	SetPolicy(context.Context, *SetPolicyRequest) (*SetPolicyResponse, error)
 	// Drain stops new publications; reads go on.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)

@@ -120,8 +120,13 @@ type GetCapabilitiesResponse struct {
 	MaxLease      *durationpb.Duration `protobuf:"bytes,4,opt,name=max_lease,json=maxLease,proto3" json:"max_lease,omitempty"`
 	DefaultLease  *durationpb.Duration `protobuf:"bytes,5,opt,name=default_lease,json=defaultLease,proto3" json:"default_lease,omitempty"`
 	// 16 random bytes of this start, compared for equality only.
-	BootId        []byte `protobuf:"bytes,6,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
-	Version       string `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
+	BootId  []byte `protobuf:"bytes,6,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	Version string `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
+	// Where the same service speaks frames (docs/formats/frames.md): host:port for other hosts, empty when there is
+	// none. An unspecified host means the one that gRPC was reached at.
+	DataAddress string `protobuf:"bytes,8,opt,name=data_address,json=dataAddress,proto3" json:"data_address,omitempty"`
+	// Path of the UNIX socket for this host, empty when there is none.
+	ShmSocket     string `protobuf:"bytes,9,opt,name=shm_socket,json=shmSocket,proto3" json:"shm_socket,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -201,6 +206,20 @@ func (x *GetCapabilitiesResponse) GetBootId() []byte {
 func (x *GetCapabilitiesResponse) GetVersion() string {
 	if x != nil {
 		return x.Version
+	}
+	return ""
+}
+
+func (x *GetCapabilitiesResponse) GetDataAddress() string {
+	if x != nil {
+		return x.DataAddress
+	}
+	return ""
+}
+
+func (x *GetCapabilitiesResponse) GetShmSocket() string {
+	if x != nil {
+		return x.ShmSocket
 	}
 	return ""
 }
@@ -510,10 +529,11 @@ type BeginPublishRequest struct {
 	Namespace *NamespaceRef          `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Run       *KeyRun                `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`
 	// Aligned with run.
-	Pages      []*PublishPage       `protobuf:"bytes,3,rep,name=pages,proto3" json:"pages,omitempty"`
-	Lease      *durationpb.Duration `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
-	Durability Durability           `protobuf:"varint,5,opt,name=durability,proto3,enum=quire.v1.Durability" json:"durability,omitempty"`
-	SessionId  []byte               `protobuf:"bytes,6,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	Pages []*PublishPage       `protobuf:"bytes,3,rep,name=pages,proto3" json:"pages,omitempty"`
+	Lease *durationpb.Duration `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
+	// Unspecified: the namespace's default.
+	Durability Durability `protobuf:"varint,5,opt,name=durability,proto3,enum=quire.v1.Durability" json:"durability,omitempty"`
+	SessionId  []byte     `protobuf:"bytes,6,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// strict namespaces: equal on all ranks of the engine instance that writes one page. 16 bytes.
 	WriterGroup   []byte `protobuf:"bytes,7,opt,name=writer_group,json=writerGroup,proto3" json:"writer_group,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2307,7 +2327,7 @@ var File_quire_v1_page_proto protoreflect.FileDescriptor
 const file_quire_v1_page_proto_rawDesc = "" +
 	"\n" +
 	"\x13quire/v1/page.proto\x12\bquire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15quire/v1/common.proto\"\x18\n" +
-	"\x16GetCapabilitiesRequest\"\xaf\x02\n" +
+	"\x16GetCapabilitiesRequest\"\xf1\x02\n" +
 	"\x17GetCapabilitiesResponse\x12\x19\n" +
 	"\bmax_keys\x18\x01 \x01(\rR\amaxKeys\x12&\n" +
 	"\x0fmax_batch_bytes\x18\x02 \x01(\x04R\rmaxBatchBytes\x12&\n" +
@@ -2315,7 +2335,10 @@ const file_quire_v1_page_proto_rawDesc = "" +
 	"\tmax_lease\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\bmaxLease\x12>\n" +
 	"\rdefault_lease\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\fdefaultLease\x12\x17\n" +
 	"\aboot_id\x18\x06 \x01(\fR\x06bootId\x12\x18\n" +
-	"\aversion\x18\a \x01(\tR\aversion\"+\n" +
+	"\aversion\x18\a \x01(\tR\aversion\x12!\n" +
+	"\fdata_address\x18\b \x01(\tR\vdataAddress\x12\x1d\n" +
+	"\n" +
+	"shm_socket\x18\t \x01(\tR\tshmSocket\"+\n" +
 	"\rAttachRequest\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\"/\n" +
 	"\x0eAttachResponse\x12\x1d\n" +

@@ -62,8 +62,8 @@ func leaseExpired(t *testing.T, w *world) {
 	w.mustFetch(w.s, r, w.full(r))
 }
 
-// corrupt: one flipped bit in the tier is a miss with its reason; the prefix before it is good; from then on the page
-// is gone and can be published afresh.
+// corrupt: one flipped bit in the tier is a miss with its reason; the prefix before it is good; the page is gone
+// then and can be published afresh.
 func corrupt(t *testing.T, w *world) {
 	r := w.chain("corrupt", 4)
 	w.mustPublish(r, w.full(r))
@@ -80,12 +80,10 @@ func corrupt(t *testing.T, w *world) {
 			t.Errorf("page %d of the good prefix differs", i)
 		}
 	}
-	if n := w.leading(w.s, r); n != 2 {
-		t.Errorf("%d pages lead", n)
-	}
-	if n := w.c.Stats().Corrupt; n != 0 {
+	if n := w.c.Stats().Corrupt; n != 0 && w.c.Stats().Transport == client.GRPC {
 		t.Errorf("%d pages failed at the client: the server found it first", n)
 	}
+	w.until("the end of the page that the client reported", func() bool { return w.leading(w.s, r) == 2 })
 	out := w.publish(w.s, r, w.full(r), 0)
 	if out[2].Outcome != client.Committed {
 		t.Errorf("%+v", out[2])

@@ -71,6 +71,9 @@ func (w *world) chain(name string, n int) client.Run {
 	return chainOf(g, name, n)
 }
 
+// Hashes are the page hashes of a chain of n pages that name tells apart, packed.
+func Hashes(name string, n int) []byte { return chainOf(page.GroupID{}, name, n).Hashes }
+
 func chainOf(g page.GroupID, name string, n int) client.Run {
 	r := client.Run{Group: g}
 	prev := sha256.Sum256([]byte(name))
