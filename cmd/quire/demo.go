@@ -8,9 +8,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/quire-kv/quire/internal/bench"
 	"github.com/quire-kv/quire/internal/demo"
@@ -19,7 +17,7 @@ import (
 
 func (a *app) demoCommand() *cobra.Command {
 	var trace string
-	memory := sysmem.Bytes(demo.DefaultMemoryBytes)
+	memory, disk := sysmem.Bytes(demo.DefaultMemoryBytes), sysmem.Bytes(demo.DefaultDiskBytes)
 	o := demo.Options{Version: version()}
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -27,18 +25,22 @@ func (a *app) demoCommand() *cobra.Command {
 		Long: `Run a server on a loopback port with tokens, and act as two inference engines that replay a request trace through
 it: look up with a lease, fetch the prefix that is there with every byte checked, publish the rest, written by four
 ranks and read by two and one, and the other way round. Then provoke each refusal and show its reason. Nothing is left
-behind. Exits 1 if a byte was wrong or a refusal was not as expected.`,
+behind, unless --data names a directory that keeps the pages: the next demo on it starts warm. Exits 1 if a byte was
+wrong or a refusal was not as expected.`,
 		Example: `  quire demo
   quire demo --requests 100 -o json
+  quire demo --data /var/tmp/quire-demo      # twice: the second one starts warm
   quire demo --trace conversation_trace.jsonl --memory 8GiB`,
 		Args: exactly(),
 	}
 	cmd.Flags().StringVar(&trace, "trace", "", "`file` of requests in the Mooncake format, read as it goes (default the first 800 of the conversation trace)")
 	cmd.Flags().IntVar(&o.Requests, "requests", 0, "replay at most this `number` of requests; 0: all")
 	cmd.Flags().Var(&memory, "memory", "`size` of the server's pages; what does not fit is evicted")
+	cmd.Flags().StringVar(&o.DataDir, "data", "", "`directory` that keeps pages, namespaces and tokens for the next demo")
+	cmd.Flags().Var(&disk, "disk", "`size` of the disk tier in --data")
 	cmd.Flags().Float64Var(&o.FLOPS, "flops", demo.DefaultFLOPS, "FLOP/s (`number`) of the accelerators whose time is saved: eight H100 at 40 %")
 	cmd.RunE = a.action(func(ctx context.Context, _ []string) error {
-		o.MemoryBytes = uint64(memory)
+		o.MemoryBytes, o.DiskBytes = uint64(memory), uint64(disk)
 		if trace != "" {
 			f, err := os.Open(trace)
 			if err != nil {
@@ -91,31 +93,4 @@ func measured(ctx context.Context, err error) error {
 		return usagef("%s", ofBench)
 	}
 	return err
-}
-
-// progress is a bar on a terminal, and nothing elsewhere.
-type progress struct{ bar *progressbar.ProgressBar }
-
-// progress begins a bar of so many steps; -1: nobody knows how many.
-func (a *app) progress(steps int, what string) progress {
-	f, ok := a.errOut.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) || a.output == asJSON {
-		return progress{}
-	}
-	return progress{progressbar.NewOptions(steps,
-		progressbar.OptionSetWriter(f), progressbar.OptionSetDescription(what), progressbar.OptionShowCount(),
-		progressbar.OptionClearOnFinish(), progressbar.OptionSetWidth(30), progressbar.OptionSetPredictTime(steps > 0),
-	)}
-}
-
-func (p progress) step() {
-	if p.bar != nil {
-		_ = p.bar.Add(1) // a bar that cannot be drawn is no failure
-	}
-}
-
-func (p progress) end() {
-	if p.bar != nil {
-		_ = p.bar.Finish()
-	}
 }

@@ -66,6 +66,7 @@ type grantView struct {
 type policyView struct {
 	DefaultExpirySeconds float64 `json:"default_expiry_seconds"` // 0: pages do not expire
 	QuotaBytes           uint64  `json:"quota_bytes"`            // 0: none
+	DefaultDurability    string  `json:"default_durability"`     // memory or disk
 }
 
 func viewOf(n *quirev1.Namespace) namespaceView {
@@ -75,7 +76,10 @@ func viewOf(n *quirev1.Namespace) namespaceView {
 		Pages: u.GetPages(), Bytes: u.GetBytes(), Hits: u.GetHits(), Misses: u.GetMisses(), NeverHit: u.GetNeverHit(), Orphans: u.GetOrphans(),
 		Last: instant(u.GetLastWrite()), Created: instant(n.GetCreated()), LastUse: instant(n.GetLastUse()),
 		HashSize: n.GetHashBytes(), Groups: []groupView{}, Waivers: []waiverView{}, Grants: []grantView{},
-		Policy: policyView{n.GetPolicy().GetDefaultExpiry().AsDuration().Seconds(), n.GetPolicy().GetQuotaBytes()},
+		Policy: policyView{
+			n.GetPolicy().GetDefaultExpiry().AsDuration().Seconds(), n.GetPolicy().GetQuotaBytes(),
+			durabilityName(n.GetPolicy().GetDefaultDurability()),
+		},
 	}
 	if json.Valid([]byte(n.GetSpec())) {
 		v.Spec = json.RawMessage(n.GetSpec())
@@ -98,6 +102,14 @@ func viewOf(n *quirev1.Namespace) namespaceView {
 
 func stateName(s quirev1.NamespaceState) string {
 	return strings.ToLower(strings.TrimPrefix(s.String(), "NAMESPACE_STATE_"))
+}
+
+// durabilityName is the word for what a publication that names none gets.
+func durabilityName(d quirev1.Durability) string {
+	if d == quirev1.Durability_DURABILITY_DISK {
+		return "disk"
+	}
+	return "memory"
 }
 
 func rightName(r quirev1.GrantRight) string {

@@ -169,7 +169,7 @@ func (a *app) show(v namespaceView) error {
 			[2]string{"hit rate", share(v.Hits, v.Misses)}, [2]string{"orphans", countText(v.Orphans)},
 			[2]string{"last write", orNever(v.Last)}, [2]string{"created", orNever(v.Created)},
 			[2]string{"pages expire", lifetimeText(time.Duration(v.Policy.DefaultExpirySeconds * float64(time.Second)))},
-			[2]string{"quota", quotaText(v.Policy.QuotaBytes)},
+			[2]string{"quota", quotaText(v.Policy.QuotaBytes)}, [2]string{"durability", v.Policy.DefaultDurability},
 		)
 		if err != nil {
 			return err

@@ -132,6 +132,7 @@ type putFlags struct {
 	view         viewFlag
 	file, parent string
 	fill, root   bool
+	durable      bool
 	expire       time.Duration
 }
 
@@ -155,6 +156,7 @@ component, token, dim. Exits 4 if the publication is refused, 5 if there is no r
 	cmd.Flags().StringVar(&f.parent, "parent", "", "the `hash` of the page before, hex or @TEXT; without it the parent is unknown")
 	cmd.Flags().BoolVar(&f.root, "root", false, "the page is the first of its chain")
 	cmd.Flags().DurationVar(&f.expire, "expire", 0, "`time` that the page lives; 0: as the namespace says")
+	cmd.Flags().BoolVar(&f.durable, "durable", false, "return when the page is on disk; without it as the namespace says")
 	put := a.onKey(func(ctx context.Context, r *remote, k *pageKey) error { return a.put(ctx, r, k, &f) })
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch {
@@ -191,7 +193,7 @@ func (a *app) put(ctx context.Context, r *remote, k *pageKey, f *putFlags) error
 	if item.Bytes, err = a.payload(p, k, f); err != nil {
 		return err
 	}
-	results, err := p.session.Publish(ctx, p.run, p.view, nil, []client.Item{item}, client.PublishOptions{})
+	results, err := p.session.Publish(ctx, p.run, p.view, nil, []client.Item{item}, client.PublishOptions{Durable: f.durable})
 	if err != nil {
 		return err
 	}

@@ -86,7 +86,7 @@ var unsteady = []struct {
 	{regexp.MustCompile(`\b127\.0\.0\.1:\d{5}\b`), "<server>"},
 	{regexp.MustCompile(`\bup [0-9.]+(m?s)?`), "up <time>"},
 	{regexp.MustCompile(`(?m)^waiver  [0-9a-f]{8}`), "waiver  <waiver>"},
-	{regexp.MustCompile(`(?m)^(score|metadata|host)(  +).*$`), "${1}${2}..."},
+	{regexp.MustCompile(`(?m)^(score|metadata|host|disk)(  +).*$`), "${1}${2}..."},
 	{regexp.MustCompile(`(?m)[ \t]+$`), ""},
 }
 

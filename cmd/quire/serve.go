@@ -32,7 +32,7 @@ file, which beats the default. An unknown key is an error.`,
 	cmd.Flags().BoolVar(&check, "check-config", false, "print the settings in force with their origins, and stop")
 	for _, f := range daemon.Fields() {
 		if f.Bool {
-			cmd.Flags().Bool(f.Flag(), false, f.Usage)
+			cmd.Flags().Bool(f.Flag(), f.On, f.Usage)
 		} else {
 			cmd.Flags().String(f.Flag(), "", f.Usage)
 		}

@@ -35,6 +35,7 @@ type tierView struct {
 	Metadata   uint64  `json:"metadata_bytes"`
 	Writable   bool    `json:"writable"`
 	WaterLevel float64 `json:"water_level"`
+	Trouble    string  `json:"trouble,omitempty"` // what keeps it from being writable, or is about to
 }
 
 func (a *app) statusCommand() *cobra.Command {
@@ -63,7 +64,7 @@ func (a *app) printStatus(s *quirev1.StatusResponse) error {
 		MetadataCapacity: s.GetMetadataCapacityBytes(), Tiers: []tierView{},
 	}
 	for _, t := range s.GetTiers() {
-		v.Tiers = append(v.Tiers, tierView{t.GetTier(), t.GetCapacityBytes(), t.GetLiveBytes(), t.GetSlackBytes(), t.GetMetadataBytes(), t.GetWritable(), t.GetWaterLevel()})
+		v.Tiers = append(v.Tiers, tierView{t.GetTier(), t.GetCapacityBytes(), t.GetLiveBytes(), t.GetSlackBytes(), t.GetMetadataBytes(), t.GetWritable(), t.GetWaterLevel(), t.GetTrouble()})
 	}
 	return a.print(v, func(w io.Writer) error {
 		err := pairs(w,
@@ -79,6 +80,14 @@ func (a *app) printStatus(s *quirev1.StatusResponse) error {
 		for _, x := range v.Tiers {
 			t.row(x.Tier, bytesText(x.Capacity), bytesText(x.Live), bytesText(x.Slack), bytesText(x.Metadata), fmt.Sprint(x.Writable), fmt.Sprintf("%.3g", x.WaterLevel))
 		}
-		return t.write(w)
+		if err := t.write(w); err != nil {
+			return err
+		}
+		for _, x := range v.Tiers {
+			if x.Trouble != "" {
+				fmt.Fprintf(w, "\n%s: %s\n", x.Tier, x.Trouble)
+			}
+		}
+		return nil
 	})
 }

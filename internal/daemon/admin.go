@@ -14,10 +14,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// check is one named condition of readiness. ok is quick and safe for concurrent use.
+// check is one named condition of readiness. ok is quick and safe for concurrent use. What a check that warns finds is
+// told, and the node is ready all the same.
 type check struct {
-	name string
-	ok   func() error
+	name  string
+	ok    func() error
+	warns bool
 }
 
 // admin is the HTTP server beside gRPC:
@@ -41,7 +43,7 @@ const (
 
 func startAdmin(listener net.Listener, profiles bool, checks []check, metrics *prometheus.Registry) *admin {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /livez", health("livez", []check{{"ping", func() error { return nil }}}))
+	mux.HandleFunc("GET /livez", health("livez", []check{{name: "ping", ok: func() error { return nil }}}))
 	mux.HandleFunc("GET /readyz", health("readyz", checks))
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapesInFlight}))
 	if profiles {
@@ -74,17 +76,22 @@ func (a *admin) stop(ctx context.Context) error {
 	return err
 }
 
-// health answers with the outcome of checks, each named when asked for ?verbose or when one fails.
+// health answers with the outcome of checks, each named when asked for ?verbose or when one fails: [+] holds, [-] fails,
+// [!] warns.
 func health(name string, checks []check) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var lines strings.Builder
 		failed := 0
 		for _, c := range checks {
-			if err := c.ok(); err != nil {
+			err := c.ok()
+			switch {
+			case err == nil:
+				fmt.Fprintf(&lines, "[+]%s ok\n", c.name)
+			case c.warns:
+				fmt.Fprintf(&lines, "[!]%s: %v\n", c.name, err)
+			default:
 				failed++
 				fmt.Fprintf(&lines, "[-]%s: %v\n", c.name, err)
-			} else {
-				fmt.Fprintf(&lines, "[+]%s ok\n", c.name)
 			}
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")

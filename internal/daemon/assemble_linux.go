@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 // Files of the data directory.
 const (
 	registryDir       = "registry"
+	pagesDir          = "pages" // of the disk tier
 	operatorTokenFile = "operator.token"
 )
 
@@ -103,28 +105,45 @@ func writeSecret(path, text string) error {
 	return os.Rename(f.Name(), path)
 }
 
-func openStore(c *Config, clk clock.Clock) (*store.Store, *host.Driver, error) {
-	driver, err := host.New(host.Options{CapacityBytes: int64(c.MemoryBytes - c.MetadataBytes)})
-	if err != nil {
-		return nil, nil, fmt.Errorf("set up host memory: %w", err)
+// openStore opens the tiers and the store over them, which closes them; on an error they are closed.
+func (d *Daemon) openStore(ctx context.Context, deps Deps) (err error) {
+	c := &d.config
+	var tiers [evict.NumTiers]tier.Driver
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, t := range tiers {
+			if t != nil {
+				err = errors.Join(err, t.Close())
+			}
+		}
+	}()
+	if d.host, err = host.New(host.Options{CapacityBytes: int64(c.MemoryBytes - c.MetadataBytes)}); err != nil {
+		return fmt.Errorf("set up host memory: %w", err)
+	}
+	tiers[evict.Host] = d.host
+	if c.DiskBytes > 0 {
+		if d.disk, err = d.openDisk(ctx, deps); err != nil {
+			return err
+		}
+		tiers[evict.Disk] = d.disk
 	}
 	pages := c.MetadataBytes / metadataPerPageBytes
-	s, err := store.New(store.Options{
-		Clock: clk, Shards: c.Shards,
-		Tiers:  [evict.NumTiers]tier.Driver{evict.Host: driver},
+	d.store, err = store.New(store.Options{
+		Clock: deps.Clock, Shards: c.Shards, Tiers: tiers, NoWriteBehind: c.NoWriteBehind,
 		Limits: core.Limits{Pages: pages, Extents: pages * extentsPerPage},
 		Core:   core.Options{MaxLeaseTTL: c.MaxLease},
 	})
 	if err != nil {
-		driver.Close()
-		return nil, nil, fmt.Errorf("set up store: %w", err)
+		return fmt.Errorf("set up store: %w", err)
 	}
-	return s, driver, nil
+	return nil
 }
 
-func (d *Daemon) newServer(deps Deps) (*server.Server, error) {
+func (d *Daemon) serverOptions(deps Deps) server.Options {
 	c := &d.config
-	o := server.Options{
+	return server.Options{
 		Store: d.store, Registry: d.registry, Clock: deps.Clock, Version: deps.Version,
 		Auth: c.authMode(), Insecure: c.Insecure, Metrics: deps.Metrics, GRPC: d.tracing.options(),
 		Limits: server.Limits{
@@ -135,18 +154,6 @@ func (d *Daemon) newServer(deps Deps) (*server.Server, error) {
 			d.log.Error("a handler panicked", "method", method, "panic", fmt.Sprint(value), "stack", string(stack))
 		},
 	}
-	if c.TLSCert != "" {
-		tls, err := auth.ServerTLS(auth.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.TLSClientCA}, c.Auth == AuthMTLS, c.Auth == AuthMTLS)
-		if err != nil {
-			return nil, fmt.Errorf("set up TLS: %w", err)
-		}
-		o.TLS = tls
-	}
-	s, err := server.New(o)
-	if err != nil {
-		return nil, fmt.Errorf("set up gRPC: %w", err)
-	}
-	return s, nil
 }
 
 // profiles says whether /debug/pprof is served: memory is for nobody else to see.

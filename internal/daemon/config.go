@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
@@ -27,12 +28,16 @@ const (
 // Config is all that can be set. The zero value of a field is its documented default; Resolve fills it. Where values
 // come from and which wins is in Load.
 type Config struct {
-	DataDir     string // holds the registry; empty: it is in memory and a restart forgets it
+	DataDir     string // holds registry and disk tier; empty: all is in memory and a restart forgets it
 	GRPCListen  string // host:port; port 0 takes a free one
+	DataListen  string // host:port of data connections, pages in frames of our own; "off" for none
+	ShmSocket   string // path of the UNIX socket over which clients on this host share memory; "off" for none
 	AdminListen string // host:port of health, metrics and profiles; "off" for none
 
 	MemoryBytes   uint64 // of all that is held in host memory, MetadataBytes included: hard bound
 	MetadataBytes uint64 // of the index of what is held, hard bound
+	DiskBytes     uint64 // of the disk tier, its own index included: hard bound; 0: there is none
+	NoWriteBehind bool   // only what is published durably goes to the disk tier
 	Shards        int    // independent parts of the store, each with a lock of its own
 
 	Auth        AuthMode
@@ -58,7 +63,9 @@ type Config struct {
 const (
 	defaultGRPCListen    = "127.0.0.1:7420"
 	defaultAdminListen   = "127.0.0.1:7421"
-	adminOff             = "off"
+	defaultDataPort      = "7422" // on the host of gRPC
+	off                  = "off"
+	maxSocketPath        = 103 // bytes: of the 107 of a UNIX socket's address, 4 are taken while it is made
 	defaultShards        = 4
 	maxShards            = 256
 	defaultDrainTimeout  = 30 * time.Second
@@ -80,12 +87,17 @@ const (
 	// minMemoryBytes holds one slab of the smallest kind and room to turn it over.
 	minMemoryBytes = 16 << 20
 	// Index bytes at their documented bounds: 100 of a page and 32 of each extent; pages have two extents on average
-	// at most (a TP8 writer's have eight, but then they are large). Memory full of 4 KiB slots with a page each is
-	// the worst case, and what the default is enough for.
+	// at most, copies on disk included (a TP8 writer's have eight, but then they are large). The default is enough for
+	// memory full of 4 KiB slots with a page each, the worst case, and beside it a disk full of pages of 64 KiB.
 	extentsPerPage       = 2
 	metadataPerPageBytes = 100 + 32*extentsPerPage
 	slotBytes            = 4096
+	diskPageBytes        = 64 << 10
 	minMetadataBytes     = mib
+	// minDiskBytes holds the tier's own index and enough segments to clean one while others are written.
+	minDiskBytes = 64 << 20
+
+	anyBytes = 1 << 50 // more than any machine has
 
 	mib = 1 << 20 // defaults are whole ones: people read them
 )
@@ -93,11 +105,13 @@ const (
 // Resolve is c with every default filled from what the machine has. It does not validate.
 func (c Config) Resolve(availableBytes uint64) Config {
 	c.GRPCListen = cmp.Or(c.GRPCListen, defaultGRPCListen)
+	c.DataListen = cmp.Or(c.DataListen, dataListen(c.GRPCListen))
 	c.AdminListen = cmp.Or(c.AdminListen, defaultAdminListen)
 	c.MemoryBytes = cmp.Or(c.MemoryBytes, max(minMemoryBytes, uint64(memoryShare*float64(availableBytes))&^(mib-1)))
-	c.MetadataBytes = cmp.Or(c.MetadataBytes, max(minMetadataBytes, (c.MemoryBytes/slotBytes*metadataPerPageBytes+mib-1)&^(mib-1)))
+	c.MetadataBytes = cmp.Or(c.MetadataBytes, c.defaultMetadata())
 	c.Shards = cmp.Or(c.Shards, defaultShards)
 	c.Auth = cmp.Or(c.Auth, AuthNone)
+	c.ShmSocket = cmp.Or(c.ShmSocket, c.defaultShmSocket())
 	c.LogLevel = cmp.Or(c.LogLevel, "info")
 	c.LogFormat = cmp.Or(c.LogFormat, "text")
 	c.DrainTimeout = cmp.Or(c.DrainTimeout, defaultDrainTimeout)
@@ -109,6 +123,33 @@ func (c Config) Resolve(availableBytes uint64) Config {
 	return c
 }
 
+// dataListen is the default of data_listen: beside gRPC, and a free port where gRPC takes one.
+func dataListen(grpcListen string) string {
+	host, port, err := net.SplitHostPort(grpcListen)
+	switch {
+	case err != nil:
+		return off // grpc_listen is refused
+	case port == "0":
+		return net.JoinHostPort(host, "0")
+	}
+	return net.JoinHostPort(host, defaultDataPort)
+}
+
+// defaultShmSocket is in the data directory, where callers can say there who they are.
+func (c *Config) defaultShmSocket() string {
+	if c.DataDir == "" || c.Auth == AuthMTLS {
+		return off
+	}
+	return filepath.Join(c.DataDir, "quire.sock")
+}
+
+// defaultMetadata is what the pages need that fit memory and disk, in whole MiB, and at most the half of memory.
+func (c *Config) defaultMetadata() uint64 {
+	pages := c.MemoryBytes/slotBytes + c.DiskBytes/diskPageBytes
+	wanted := (pages*metadataPerPageBytes + mib - 1) &^ (mib - 1)
+	return max(minMetadataBytes, min(wanted, c.MemoryBytes/2&^(mib-1)))
+}
+
 // Validate says everything that is wrong with a resolved config, each line with its key and what to write instead.
 func (c *Config) Validate() error {
 	var all []error
@@ -118,6 +159,7 @@ func (c *Config) Validate() error {
 	c.validateListeners(bad)
 	c.validateAuth(bad)
 	c.validateSizes(bad)
+	c.validateDisk(bad)
 	if !slices.Contains(logLevels, c.LogLevel) {
 		bad("log_level", "%q is no level; write one of %v", c.LogLevel, logLevels)
 	}
@@ -143,17 +185,48 @@ func (c *Config) validateListeners(bad badFunc) {
 		bad("grpc_listen", "%v", err)
 		return
 	}
-	if c.AdminListen != adminOff {
+	if c.AdminListen != off {
 		if err := checkListen(c.AdminListen); err != nil {
-			bad("admin_listen", "%v; or %q for none", err, adminOff)
+			bad("admin_listen", "%v; or %q for none", err, off)
+		}
+	}
+	if c.DataListen != off {
+		if err := checkListen(c.DataListen); err != nil {
+			bad("data_listen", "%v; or %q for none", err, off)
 		}
 	}
 	if err := c.listenPolicy().Check(c.GRPCListen); err != nil {
-		bad("grpc_listen", "%v", err)
+		bad("grpc_listen", "%v", err) // what is missing is missing for data_listen too
+	} else if err := c.listenPolicy().Check(c.DataListen); c.DataListen != off && err != nil {
+		bad("data_listen", "%v", err)
+	}
+	c.validateSocket(bad)
+}
+
+func (c *Config) validateSocket(bad badFunc) {
+	if c.ShmSocket == off {
+		return
+	}
+	if c.Auth == AuthMTLS {
+		bad("shm_socket", "with auth mtls nobody can say there who they are; set shm_socket to %q, or auth to token", off)
+	}
+	if path, err := filepath.Abs(c.ShmSocket); err != nil || len(path) > maxSocketPath {
+		bad("shm_socket", "a path of %d bytes is longer than the %d that a UNIX socket may have; write a shorter one, or %q for none", len(path), maxSocketPath, off)
 	}
 }
 
-// listenPolicy is what the gRPC listener has to offer to those who can reach it.
+// validateDisk wants a place for the disk tier and a size that it can work with.
+func (c *Config) validateDisk(bad badFunc) {
+	switch {
+	case c.DiskBytes == 0:
+	case c.DataDir == "":
+		bad("disk", "a disk tier needs a data directory: its pages are kept in DATA/pages; set data")
+	case c.DiskBytes < minDiskBytes || c.DiskBytes > anyBytes:
+		bad("disk", "%s is outside %s to %s", sysmem.Bytes(c.DiskBytes), sysmem.Bytes(minDiskBytes), sysmem.Bytes(anyBytes))
+	}
+}
+
+// listenPolicy is what the listeners of pages have to offer to those who can reach them.
 func (c *Config) listenPolicy() auth.ListenPolicy {
 	return auth.ListenPolicy{TLS: c.TLSCert != "", Mode: c.authMode(), Insecure: c.Insecure}
 }
@@ -205,7 +278,6 @@ func (c *Config) validateSizes(bad badFunc) {
 			bad(key, "%v is outside %v to %v", d, least, most)
 		}
 	}
-	const anyBytes = 1 << 50
 	size("memory", c.MemoryBytes, minMemoryBytes, anyBytes)
 	size("metadata", c.MetadataBytes, minMetadataBytes, max(minMetadataBytes, c.MemoryBytes/2))
 	size("max_chunk", c.MaxChunkBytes, minChunkBytes, maxMaxChunkBytes)

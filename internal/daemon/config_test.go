@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -42,7 +43,7 @@ func TestEveryFieldOfConfigCanBeSet(t *testing.T) {
 		text := "7"
 		switch {
 		case f.Bool:
-			text = "true"
+			text = strconv.FormatBool(!f.On)
 		case strings.Contains(f.Usage, "`time`"):
 			text = "7s"
 		}
@@ -149,6 +150,17 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 		{"port", func(c *Config) { c.GRPCListen = "127.0.0.1:70000" }, "is no port"},
 		{"admin off", func(c *Config) { c.AdminListen = "off" }, ""},
 		{"admin address", func(c *Config) { c.AdminListen = "x" }, `or "off" for none`},
+		{"data off", func(c *Config) { c.DataListen = "off" }, ""},
+		{"data address", func(c *Config) { c.DataListen = "x" }, "data_listen: \"x\" is no address"},
+		{"data open to others", func(c *Config) { c.DataListen = "0.0.0.0:7422" }, "data_listen: refusing"},
+		{"socket off", func(c *Config) { c.ShmSocket = "off" }, ""},
+		{"long socket", func(c *Config) { c.ShmSocket = "/" + strings.Repeat("x", 103) }, "shm_socket: a path of 104 bytes"},
+		{"socket without callers", func(c *Config) {
+			c.Auth, c.TLSCert, c.TLSKey, c.TLSClientCA, c.ShmSocket = AuthMTLS, "a", "b", "c", "/s"
+		}, "with auth mtls"},
+		{"disk", func(c *Config) { c.DataDir, c.DiskBytes = "d", 1<<40 }, ""},
+		{"disk without data", func(c *Config) { c.DiskBytes = 1 << 40 }, "disk: a disk tier needs a data directory"},
+		{"small disk", func(c *Config) { c.DataDir, c.DiskBytes = "d", 1<<20 }, "disk: 1MiB is outside 64MiB to 1PiB"},
 		{"small", func(c *Config) { c.MemoryBytes = 1 << 20 }, "memory: "},
 		{"shards", func(c *Config) { c.Shards = 1000 }, "shards: 1000 is outside 1 to 256"},
 		{"lease", func(c *Config) { c.DefaultLease = time.Hour }, "default_lease: 1h0m0s is outside 1ms to 1m0s"},
@@ -194,11 +206,39 @@ func TestDefaultsFollowTheMachine(t *testing.T) {
 	}
 }
 
+// TestDefaultsFollowEachOther: where the other listeners are, and what the index of a disk needs.
+func TestDefaultsFollowEachOther(t *testing.T) {
+	for _, c := range []struct {
+		grpc, dataDir, data, shm string
+	}{
+		{"", "", "127.0.0.1:7422", "off"},
+		{"127.0.0.1:0", "/var/lib/quire", "127.0.0.1:0", "/var/lib/quire/quire.sock"},
+		{"0.0.0.0:9000", "d", "0.0.0.0:7422", "d/quire.sock"},
+		{"[::1]:7420", "", "[::1]:7422", "off"},
+	} {
+		got := Config{GRPCListen: c.grpc, DataDir: c.dataDir}.Resolve(gib)
+		if got.DataListen != c.data || got.ShmSocket != c.shm {
+			t.Errorf("%+v: data_listen %s, shm_socket %s", c, got.DataListen, got.ShmSocket)
+		}
+	}
+	for _, c := range []struct{ memory, disk, want uint64 }{
+		{gib, 0, 41 << 20},         // 262,144 pages of 4 KiB
+		{gib, 64 * gib, 205 << 20}, // and 1,048,576 of 64 KiB
+		{gib, 1024 * gib, gib / 2}, // more than memory can hold: its half
+		{16 << 20, 1 << 40, 8 << 20},
+	} {
+		if got := (Config{MemoryBytes: c.memory, DiskBytes: c.disk}).Resolve(0).MetadataBytes; got != c.want {
+			t.Errorf("memory %d, disk %d: metadata %d, want %d", c.memory, c.disk, got, c.want)
+		}
+	}
+}
+
 // FuzzConfigFile: whatever a file holds, it is read or refused; what is read and printed reads back the same.
 func FuzzConfigFile(f *testing.F) {
 	f.Add("memory: 16GiB\nauth: token\n")
 	f.Add("shards: 4\nshards: 5\n")
 	f.Add("data: \"/var/lib/quire # not a comment\"\n")
+	f.Add("data: d\ndisk: 1TiB\nwrite_behind: no\nshm_socket: off\n")
 	f.Add("default_lease: 1h30m\ninsecure: yes\nmax_chunk: 65537\n")
 	f.Add("&a [*a]")
 	f.Fuzz(func(t *testing.T, text string) {

@@ -119,7 +119,7 @@ func TestAFailedCheckIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	failing := check{"tier_host", func() error { return errors.New("degraded") }}
+	failing := check{name: "tier_host", ok: func() error { return errors.New("degraded") }}
 	d := &Daemon{admin: startAdmin(listener, false, []check{failing}, prometheus.NewRegistry())}
 	if code, body := get(t, d, "/readyz"); code != 503 || body != "[-]tier_host: degraded\nreadyz: 1 of 1 checks failed\n" {
 		t.Errorf("%d %q", code, body)
@@ -280,6 +280,8 @@ func TestAFailedStartGivesEverythingBack(t *testing.T) {
 	for _, change := range []func(*Config){
 		func(c *Config) { c.GRPCListen = taken.Addr().String() },
 		func(c *Config) { c.AdminListen = taken.Addr().String() },
+		func(c *Config) { c.DataListen, c.DiskBytes = taken.Addr().String(), minDiskBytes },
+		func(c *Config) { c.ShmSocket, c.DiskBytes = "/dev/null", minDiskBytes },
 		func(c *Config) { c.TLSCert, c.TLSKey = "none.pem", "none.pem" },
 		func(c *Config) { c.LogLevel = "loud" },
 	} {

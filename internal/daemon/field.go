@@ -16,6 +16,7 @@ type Field struct {
 	Key    string
 	Usage  string // unit, effect, default
 	Bool   bool   // the flag needs no value
+	On     bool   // the default of a Bool
 	Secret bool   // printed as "(set)"
 	value  func(*Config) value
 }
@@ -40,11 +41,15 @@ var (
 // Fields lists every field in the order of --check-config and the help.
 func Fields() []Field {
 	return []Field{
-		text("data", "`directory` of the registry; empty keeps it in memory, and a restart forgets it", func(c *Config) *string { return &c.DataDir }),
+		text("data", "`directory` of registry and disk tier; empty keeps all in memory, and a restart forgets it", func(c *Config) *string { return &c.DataDir }),
 		text("grpc_listen", "`host:port` of gRPC; port 0 takes a free one (default "+defaultGRPCListen+")", func(c *Config) *string { return &c.GRPCListen }),
+		text("data_listen", "`host:port` of data connections, which carry pages faster than gRPC, or off (default port "+defaultDataPort+" on the host of grpc_listen)", func(c *Config) *string { return &c.DataListen }),
+		text("shm_socket", "`path` of the UNIX socket over which clients on this host share memory, or off (default quire.sock in data; off with auth mtls)", func(c *Config) *string { return &c.ShmSocket }),
 		text("admin_listen", "`host:port` of health, metrics and profiles, or off; profiles only on loopback (default "+defaultAdminListen+")", func(c *Config) *string { return &c.AdminListen }),
-		bytesField("memory", "`size` of all that is held in host memory, index included, hard bound, for example 16GiB (default 60 % of what machine and cgroup allow)", func(c *Config) *uint64 { return &c.MemoryBytes }),
-		bytesField("metadata", "`size` of the index of what is held, part of memory, hard bound (default enough for memory full of 4 KiB extents)", func(c *Config) *uint64 { return &c.MetadataBytes }),
+		bound("memory", "`size` of all that is held in host memory, index included, hard bound, for example 16GiB (default 60 % of what machine and cgroup allow)", func(c *Config) *uint64 { return &c.MemoryBytes }),
+		bound("metadata", "`size` of the index of what is held, part of memory, hard bound (default enough for memory full of 4 KiB extents and a disk full of 64 KiB ones)", func(c *Config) *uint64 { return &c.MetadataBytes }),
+		size("disk", "`size` of the disk tier in data, its own index included, hard bound; 0 for none (default none)", func(c *Config) *uint64 { return &c.DiskBytes }),
+		onUnless("write_behind", "write pages in memory to the disk tier in the background too, so that they outlive eviction and restart; without it only durable publications", func(c *Config) *bool { return &c.NoWriteBehind }),
 		count("shards", "`number` of independent parts with a lock each; more helps many writers (default 4)", func(c *Config) *int { return &c.Shards }),
 		text("auth", "`mode` of authentication: none, token or mtls (default none, on loopback only)", func(c *Config) *string { return (*string)(&c.Auth) }),
 		text("tls_cert", "PEM `file` of the server's certificate", func(c *Config) *string { return &c.TLSCert }),
@@ -59,8 +64,8 @@ func Fields() []Field {
 		span("default_lease", "`time` of a lease whose caller names none (default 10s)", func(c *Config) *time.Duration { return &c.DefaultLease }),
 		span("max_lease", "longest `time` that a lease is granted for at once (default 1m)", func(c *Config) *time.Duration { return &c.MaxLease }),
 		count("max_keys", "`number` of keys of one request (default 16384)", func(c *Config) *int { return &c.MaxKeys }),
-		bytesField("max_batch", "payload `size` of one publish or fetch (default 1GiB, memory at most)", func(c *Config) *uint64 { return &c.MaxBatchBytes }),
-		bytesField("max_chunk", "payload `size` of one message of a stream (default 1MiB)", func(c *Config) *uint64 { return &c.MaxChunkBytes }),
+		bound("max_batch", "payload `size` of one publish or fetch (default 1GiB, memory at most)", func(c *Config) *uint64 { return &c.MaxBatchBytes }),
+		bound("max_chunk", "payload `size` of one message of a stream (default 1MiB)", func(c *Config) *uint64 { return &c.MaxChunkBytes }),
 	}
 }
 
@@ -92,6 +97,23 @@ func boolean(key, usage string, at func(*Config) *bool) Field {
 	}}
 }
 
+// onUnless is a boolean that is on unless the config says that it is off.
+func onUnless(key, usage string, isOff func(*Config) *bool) Field {
+	return Field{Key: key, Usage: usage, Bool: true, On: true, value: func(c *Config) value {
+		return value{
+			set: func(s string) error {
+				on, err := strconv.ParseBool(s)
+				if err != nil {
+					return fmt.Errorf("%q is neither true nor false", s)
+				}
+				*isOff(c) = !on
+				return nil
+			},
+			get: func() string { return strconv.FormatBool(!*isOff(c)) },
+		}
+	}}
+}
+
 func count(key, usage string, at func(*Config) *int) Field {
 	return Field{Key: key, Usage: usage, value: func(c *Config) value {
 		return value{
@@ -106,20 +128,35 @@ func count(key, usage string, at func(*Config) *int) Field {
 	}}
 }
 
-func bytesField(key, usage string, at func(*Config) *uint64) Field {
+// size is a number of bytes.
+func size(key, usage string, at func(*Config) *uint64) Field {
 	return Field{Key: key, Usage: usage, value: func(c *Config) value {
 		return value{
 			set: func(s string) error {
-				size, err := sysmem.ParseBytes(s)
-				if err == nil && size == 0 {
-					err = fmt.Errorf("%q is no bound; write a size such as 16GiB", s)
-				}
-				*at(c) = uint64(size)
+				n, err := sysmem.ParseBytes(s)
+				*at(c) = uint64(n)
 				return err
 			},
 			get: func() string { return sysmem.Bytes(*at(c)).String() },
 		}
 	}}
+}
+
+// bound is a size that cannot be nothing.
+func bound(key, usage string, at func(*Config) *uint64) Field {
+	f := size(key, usage, at)
+	free := f.value
+	f.value = func(c *Config) value {
+		v := free(c)
+		return value{get: v.get, set: func(s string) error {
+			err := v.set(s)
+			if err == nil && *at(c) == 0 {
+				err = fmt.Errorf("%q is no bound; write a size such as 16GiB", s)
+			}
+			return err
+		}}
+	}
+	return f
 }
 
 func span(key, usage string, at func(*Config) *time.Duration) Field {

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,6 +14,7 @@ import (
 	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/namespace"
 	"github.com/quire-kv/quire/store"
+	"github.com/quire-kv/quire/store/disk"
 	"github.com/quire-kv/quire/store/host"
 	"github.com/quire-kv/quire/store/server"
 	"github.com/quire-kv/quire/store/tier"
@@ -28,14 +30,21 @@ type Daemon struct {
 
 	registry *namespace.Registry
 	host     *host.Driver
+	disk     *disk.Driver // nil: there is none
 	store    *store.Store
 	server   *server.Server
-	grpc     net.Listener
+	tls      *tls.Config // of the services that others reach; nil: plain text
 	tracing  *tracing
 	admin    *admin // nil: off
 
+	grpc     net.Listener
+	data     net.Listener   // nil: off
+	services []service      // ways to reach server
+	serving  sync.WaitGroup // their ends
+	started  atomic.Bool
 	draining atomic.Bool
-	ended    chan struct{} // closed when gRPC serves no more
+	first    sync.Once
+	ended    chan struct{} // closed by first, when a service serves no more
 	endErr   error         // why, set before ended is closed
 
 	stop    sync.Once
@@ -58,76 +67,94 @@ func Start(ctx context.Context, config Config, deps Deps) (*Daemon, error) {
 }
 
 func (d *Daemon) start(ctx context.Context, deps Deps) (err error) {
-	if d.registry, err = openRegistry(ctx, &d.config); err != nil {
-		return err
-	}
-	if err = d.firstToken(ctx, deps.Clock); err != nil {
-		return err
-	}
-	if d.store, d.host, err = openStore(&d.config, deps.Clock); err != nil {
-		return err
-	}
-	if d.tracing, err = startTracing(ctx, &d.config, deps.Version); err != nil {
-		return err
-	}
-	if d.server, err = d.newServer(deps); err != nil {
-		return err
-	}
-	if d.grpc, err = listen(d.config.GRPCListen); err != nil {
-		return fmt.Errorf("grpc_listen: %w", err)
-	}
-	if d.config.AdminListen != adminOff {
+	if d.config.AdminListen != off { // first: a long recovery is alive and not ready
 		listener, err := listen(d.config.AdminListen)
 		if err != nil {
 			return fmt.Errorf("admin_listen: %w", err)
 		}
 		d.admin = startAdmin(listener, d.profiles(), d.checks(), deps.Metrics)
 	}
-	go func() {
-		defer close(d.ended)
-		if err := d.server.Serve(d.grpc); err != nil {
-			d.endErr = fmt.Errorf("serve gRPC: %w", err)
-		}
-	}()
+	if d.registry, err = openRegistry(ctx, &d.config); err != nil {
+		return err
+	}
+	if err = d.firstToken(ctx, deps.Clock); err != nil {
+		return err
+	}
+	if err = d.openStore(ctx, deps); err != nil {
+		return err
+	}
+	if d.tracing, err = startTracing(ctx, &d.config, deps.Version); err != nil {
+		return err
+	}
+	if err = d.newServer(deps); err != nil {
+		return err
+	}
+	if err = d.recover(ctx, deps.Metrics); err != nil { // the server has told the store of all namespaces
+		return err
+	}
+	if err = d.openServices(deps); err != nil {
+		return err
+	}
+	for _, s := range d.services {
+		d.serving.Go(func() { d.serve(s) })
+	}
+	d.started.Store(true)
 	return nil
 }
 
-func listen(address string) (net.Listener, error) {
-	l, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("%w; free the address or choose another (port 0 takes a free one)", err)
-	}
-	return l, nil
-}
-
-// checks are the conditions of /readyz.
+// checks are the conditions of /readyz. A disk tier that takes nothing is a warning: the other tiers serve.
 func (d *Daemon) checks() []check {
-	return []check{
-		{"serving", func() error {
+	all := []check{
+		{name: "serving", ok: func() error {
 			if d.draining.Load() {
 				return errors.New("stopping")
 			}
 			select {
 			case <-d.ended:
-				return errors.New("gRPC ended")
+				return errors.New("a listener ended")
 			default:
 				return nil
 			}
 		}},
-		{"tier_" + evict.Host.String(), func() error {
-			if !d.host.Usage().Writable {
-				return tier.ErrDegraded
-			}
-			return nil
-		}},
+		{name: "tier_" + evict.Host.String(), ok: func() error { return writable(d.host) }},
 	}
+	if d.config.DiskBytes > 0 {
+		all = append(all, check{name: "tier_" + evict.Disk.String(), warns: true, ok: func() error {
+			if u := d.disk.Usage(); u.Writable && u.Trouble != "" {
+				return errors.New(u.Trouble)
+			}
+			return writable(d.disk)
+		}})
+	}
+	for i := range all {
+		ok := all[i].ok
+		all[i].ok = func() error {
+			if !d.started.Load() {
+				return errors.New("starting")
+			}
+			return ok()
+		}
+	}
+	return all
+}
+
+func writable(d tier.Driver) error {
+	u := d.Usage()
+	switch {
+	case u.Writable:
+		return nil
+	case u.Trouble != "":
+		return errors.New(u.Trouble)
+	}
+	return tier.ErrDegraded
 }
 
 // announce says what runs, in one line, and what an operator must know of it.
 func (d *Daemon) announce() {
 	c := &d.config
-	d.log.Info("serving", "grpc", d.GRPCAddress(), "admin", d.AdminAddress(), "memory_bytes", c.MemoryBytes,
-		"metadata_bytes", c.MetadataBytes, "shards", c.Shards, "auth", string(c.Auth), "tls", c.TLSCert != "", "data", c.DataDir)
+	d.log.Info("serving", "grpc", d.GRPCAddress(), "data", d.DataAddress(), "shm", c.ShmSocket, "admin", d.AdminAddress(), "memory_bytes", c.MemoryBytes,
+		"metadata_bytes", c.MetadataBytes, "disk_bytes", c.DiskBytes, "shards", c.Shards, "auth", string(c.Auth),
+		"tls", c.TLSCert != "", "directory", c.DataDir)
 	if c.Auth == AuthNone {
 		d.log.Warn("no authentication: everyone who can connect is an operator; set auth to token or mtls")
 	}
@@ -142,6 +169,14 @@ func (d *Daemon) announce() {
 // GRPCAddress is host:port of gRPC, with the port that was taken.
 func (d *Daemon) GRPCAddress() string { return d.grpc.Addr().String() }
 
+// DataAddress is host:port of data connections, with the port that was taken; "" when they are off.
+func (d *Daemon) DataAddress() string {
+	if d.data == nil {
+		return ""
+	}
+	return d.data.Addr().String()
+}
+
 // AdminAddress is host:port of the admin listener, "" when it is off.
 func (d *Daemon) AdminAddress() string {
 	if d.admin == nil {
@@ -150,7 +185,7 @@ func (d *Daemon) AdminAddress() string {
 	return d.admin.listener.Addr().String()
 }
 
-// Wait blocks until gRPC serves no more, by Stop or by a failure, which it answers. Call Stop all the same.
+// Wait blocks until a service serves no more, by Stop or by a failure, which it answers. Call Stop all the same.
 func (d *Daemon) Wait() error {
 	<-d.ended
 	return d.endErr
@@ -164,8 +199,10 @@ func (d *Daemon) Stop(ctx context.Context) error {
 		d.draining.Store(true)
 		drain, cancel := context.WithTimeout(ctx, d.config.DrainTimeout)
 		defer cancel()
-		err := d.server.Stop(drain)
-		<-d.ended
+		err := d.stopServices(drain)
+		if flushErr := d.store.Flush(drain); flushErr != nil {
+			d.log.Warn("not all pages in memory were written to disk in time; they are lost", "error", flushErr)
+		}
 		d.stopErr = errors.Join(err, d.release(ctx))
 		d.log.Info("stopped", "clean", d.stopErr == nil)
 	})
@@ -181,6 +218,12 @@ func (d *Daemon) release(ctx context.Context) error {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", what, err))
 		}
+	}
+	if d.data != nil {
+		d.data.Close() // as those below: one that was served is closed
+	}
+	for _, s := range d.services {
+		s.listener.Close()
 	}
 	if d.server != nil {
 		end("stop server", d.server.Stop(ctx)) // after Stop: nothing to do
