@@ -2,9 +2,9 @@
 // plain copy of the same bytes does on this machine in the same seconds. Absolute figures move with what else a machine
 // does; ratios taken in one round, CPU seconds and counts are what to compare.
 //
-//	parent                                child (hidden command, Serve)
-//	  client, memcpy reference  ──gRPC──>   server, store, tier
-//	  meter                     ──stdin──>  meter: usage, fill, profile      (its end is the child's end)
+//	parent                                                        child (hidden command, Serve)
+//	  client, memcpy reference  ──gRPC, data connections, shm──>    server, store, tiers
+//	  meter                     ──stdin──────────────────────────>  meter: usage, fill, profile      (its end is the child's end)
 package bench
 
 import (
@@ -12,18 +12,23 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/quire-kv/quire/store/client"
 )
 
-// Bounds of Options.
+// Defaults and bounds of Options.
 const (
+	DefaultMemoryBytes = 512 * mib
+	DefaultDiskBytes   = 2048 * mib
+
 	maxInFlight = 4096
 	maxRounds   = 1000
 	maxBatch    = 16_384 // keys: what a server takes by default
 	maxResident = 1 << 26
 	maxPage     = 256 << 20
+	mib         = 1 << 20
 	pageUnit    = 4 << 10 // page bytes are a multiple: 8 heads x 8 layers x 16 tokens x 2 components x 2 bytes
 )
 
@@ -36,12 +41,20 @@ func optionf(format string, args ...any) error { return OptionError(fmt.Sprintf(
 
 // Options of every benchmark. Zero values are defaults, which differ from one to the other where the comment says so.
 type Options struct {
-	PageBytes int           // payload of one page, a multiple of 4 KiB; default 1 MiB, exists 4 KiB
-	InFlight  int           // calls at once; default 8, publish 1
-	Batch     int           // pages of one call; default 1, publish 16, exists 128 keys
-	Resident  int           // pages in the store; default 1,024, publish 2,048, exists 1,000, index 4,000,000
-	Duration  time.Duration // of one measured round; default 2 s
-	Rounds    int           // measured; default 5, hash 25, after one that is not
+	PageBytes int           // payload of one page, a multiple of 4 KiB; default 1 MiB, exists and restart 4 KiB, mixed 256 KiB
+	InFlight  int           // calls at once; default 8, publish 1, mixed 4
+	Batch     int           // pages of one call; default 1, publish and disk 16, exists 128 keys
+	Resident  int           // pages in the store; default 1,024, publish 2,048, exists 1,000, restart 1,000,000, index 4,000,000
+	Duration  time.Duration // of one measured round; default 2 s, shm and data 1 s, mixed 10 m
+	Rounds    int           // measured; default 5, hash 25, restart 3, after one that is not
+	Rows      []string      // of shm, data and disk: these alone; default all
+
+	MemoryBytes int64            // of the host tier of mixed; default 512 MiB
+	DiskBytes   int64            // of the disk tier of disk and mixed; default 2 GiB
+	Full        float64          // of disk: the share of the tier that is kept full of live pages while it is overwritten; default 0.9
+	Dir         string           // where disk, restart and mixed make a directory, removed at the end; default the working directory
+	Orderly     bool             // restart: the server is stopped instead of killed
+	Transport   client.Transport // of restart and mixed; the others have theirs
 
 	// Child is the command line of a process that runs Serve, so that client and server are apart.
 	Child []string
@@ -52,8 +65,10 @@ type Options struct {
 
 	ProfileDir string              // files client.pprof and server.pprof are written here; empty: none
 	Progress   func(done, all int) // rounds, the unmeasured one included; nil: nobody is told
+	Say        func(line string)   // mixed: how it goes, now and then; nil: nobody is told
 
-	arena int // bytes of the reference; tests have less
+	arena      int     // bytes of the reference; tests have less
+	capacities float64 // that churn writes; likewise
 }
 
 // Report is what a benchmark found.
@@ -77,7 +92,7 @@ func thisMachine() Machine {
 	return Machine{runtime.GOOS, runtime.GOARCH, runtime.Version(), runtime.NumCPU(), runtime.GOMAXPROCS(0)}
 }
 
-// Run carries out the benchmark called name: exists, fetch, publish, hash or index.
+// Run carries out the benchmark called name: one of benches.
 func Run(ctx context.Context, name string, o Options) (*Report, error) {
 	run, ok := benches()[name]
 	if !ok {
@@ -98,20 +113,29 @@ func Run(ctx context.Context, name string, o Options) (*Report, error) {
 
 func benches() map[string]func(context.Context, *Options) ([]Figure, error) {
 	return map[string]func(context.Context, *Options) ([]Figure, error){
-		"exists": benchExists, "fetch": benchFetch, "publish": benchPublish, "hash": benchHash, "index": benchIndex,
+		"exists": benchExists, "fetch": benchFetch, "publish": benchPublish, "hash": benchHash, "index": benchIndex, "kernels": benchKernels,
+		"shm": benchRows(client.SharedMemory, shmRows()), "data": benchRows(client.Data, dataRows()),
+		"disk": benchDisk, "restart": benchRestart, "mixed": benchMixed,
 	}
 }
 
 func (o *Options) fill(name string) {
-	o.PageBytes = cmp.Or(o.PageBytes, map[string]int{"exists": pageUnit}[name], 1<<20)
-	o.InFlight = cmp.Or(o.InFlight, map[string]int{"publish": 1}[name], 8)
-	o.Batch = cmp.Or(o.Batch, map[string]int{"publish": 16, "exists": 128}[name], 1)
-	o.Resident = cmp.Or(o.Resident, map[string]int{"publish": 2048, "exists": 1000, "index": 4_000_000}[name], 1024)
-	o.Duration = cmp.Or(o.Duration, 2*time.Second, 0)
-	o.Rounds = cmp.Or(o.Rounds, map[string]int{"hash": 25}[name], 5)
+	o.PageBytes = cmp.Or(o.PageBytes, map[string]int{"exists": pageUnit, "restart": pageUnit, "mixed": 256 << 10}[name], mib)
+	o.InFlight = cmp.Or(o.InFlight, map[string]int{"publish": 1, "mixed": 4}[name], 8)
+	o.Batch = cmp.Or(o.Batch, map[string]int{"publish": 16, "disk": 16, "exists": 128}[name], 1)
+	o.Resident = cmp.Or(o.Resident, map[string]int{"publish": 2048, "exists": 1000, "restart": restartPages, "index": 4_000_000}[name], 1024)
+	o.Duration = cmp.Or(o.Duration, map[string]time.Duration{"shm": time.Second, "data": time.Second, "mixed": 10 * time.Minute}[name], 2*time.Second)
+	o.Rounds = cmp.Or(o.Rounds, map[string]int{"hash": 25, "restart": 3}[name], 5)
+	o.MemoryBytes = cmp.Or(o.MemoryBytes, DefaultMemoryBytes)
+	o.DiskBytes = cmp.Or(o.DiskBytes, DefaultDiskBytes)
+	o.Full = cmp.Or(o.Full, churnFull)
 	o.arena = cmp.Or(o.arena, arenaBytes, 0)
+	o.capacities = cmp.Or(o.capacities, churnWrites)
 	if o.Progress == nil {
 		o.Progress = func(int, int) {}
+	}
+	if o.Say == nil {
+		o.Say = func(string) {}
 	}
 }
 
@@ -130,6 +154,15 @@ func (o *Options) check() error {
 	if o.PageBytes%pageUnit != 0 {
 		return optionf("--page-bytes %d: write a multiple of %d", o.PageBytes, pageUnit)
 	}
+	if o.DiskBytes < 256*mib || o.MemoryBytes < 64*mib {
+		return optionf("--disk: write 256MiB or more, and --memory 64MiB or more")
+	}
+	if !slices.Contains([]client.Transport{client.Auto, client.SharedMemory, client.Data, client.GRPC}, o.Transport) {
+		return optionf("--transport %s: write shm, data or grpc, or leave it out", o.Transport)
+	}
+	if !(o.Full > 0 && o.Full <= 1) {
+		return optionf("--full %g: write a share above 0, up to 1", o.Full)
+	}
 	if o.Duration < time.Millisecond || o.Duration > time.Hour {
 		return optionf("--duration %v: write 1ms to 1h", o.Duration)
 	}
@@ -139,8 +172,24 @@ func (o *Options) check() error {
 // parameters are the options that the benchmark looks at.
 func (o *Options) parameters(name string) map[string]any {
 	p := map[string]any{"rounds": o.Rounds}
-	if name == "hash" {
+	switch name {
+	case "hash":
 		return p
+	case "shm", "data", "kernels":
+		p["round_seconds"] = o.Duration.Seconds()
+		return p
+	case "disk":
+		p["round_seconds"], p["disk_bytes"], p["page_bytes"] = o.Duration.Seconds(), o.DiskBytes, o.PageBytes
+		p["batch"], p["full"] = o.Batch, o.Full
+		return p
+	case "restart":
+		p["resident_pages"], p["orderly"] = o.Resident, o.Orderly
+		return p
+	case "mixed":
+		return map[string]any{
+			"seconds": o.Duration.Seconds(), "memory_bytes": o.MemoryBytes, "disk_bytes": o.DiskBytes, "page_bytes": o.PageBytes,
+			"in_flight": o.InFlight, "chain_pages": chainPages, "transport": cmp.Or(o.Transport, "the best"),
+		}
 	}
 	p["resident_pages"], p["round_seconds"] = o.Resident, o.Duration.Seconds()
 	if name == "index" {

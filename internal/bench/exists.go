@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/quire-kv/quire/store/client"
 )
 
 // benchExists asks which keys are stored, half of which are. A server of its own keeps no payloads, so that millions of
 // pages fit.
 func benchExists(ctx context.Context, o *Options) (_ []Figure, err error) {
-	t, err := openTarget(ctx, o, 0)
+	o.Transport = client.GRPC
+	t, err := openTarget(ctx, o, Node{})
 	if err != nil {
 		return nil, err
 	}
@@ -18,10 +21,7 @@ func benchExists(ctx context.Context, o *Options) (_ []Figure, err error) {
 	if err := t.measuredFill(ctx, o, &s); err != nil {
 		return nil, err
 	}
-	asking := &asking{target: t, probes: newProbes(o.Batch, o.Resident, false), turn: make([]int, o.InFlight)}
-	for i := range asking.turn {
-		asking.turn[i] = i * (poolKeys / o.Batch / o.InFlight)
-	}
+	asking := newAsking(t, o)
 	end, err := t.profile(ctx, o)
 	if err != nil {
 		return nil, err
@@ -80,6 +80,14 @@ type asking struct {
 	target *target
 	probes *probes
 	turn   []int
+}
+
+func newAsking(t *target, o *Options) *asking {
+	a := &asking{target: t, probes: newProbes(o.Batch, o.Resident, false), turn: make([]int, o.InFlight)}
+	for i := range a.turn {
+		a.turn[i] = i * (poolKeys / o.Batch / o.InFlight)
+	}
+	return a
 }
 
 func (a *asking) call(ctx context.Context, caller int) (int, error) {

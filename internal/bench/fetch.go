@@ -8,13 +8,12 @@ import (
 
 	"github.com/quire-kv/quire/store/client"
 	"github.com/quire-kv/quire/store/page"
-	"github.com/quire-kv/quire/store/tier"
 )
 
 // benchFetch fetches whole pages into touched buffers, each byte verified by the client.
 func benchFetch(ctx context.Context, o *Options) (_ []Figure, err error) {
-	room := int64(o.Resident) * tier.RoundUp(int64(o.PageBytes)+2*pageUnit) * 9 / 8
-	t, err := openTarget(ctx, o, max(room, 64<<20))
+	o.Transport = client.GRPC
+	t, err := openTarget(ctx, o, Node{MemoryBytes: roomFor(o.Resident, o.PageBytes)})
 	if err != nil {
 		return nil, err
 	}
@@ -23,7 +22,7 @@ func benchFetch(ctx context.Context, o *Options) (_ []Figure, err error) {
 		return nil, err
 	}
 	fetching := newFetching(t, o)
-	reference := newReference(fetching.all, o.arena)
+	reference := newReference(fetching.all, newArena(o.arena))
 	end, err := t.profile(ctx, o)
 	if err != nil {
 		return nil, err
@@ -81,12 +80,18 @@ func newFetching(t *target, o *Options) *fetching {
 	return f
 }
 
-func (f *fetching) call(ctx context.Context, caller int) (int, error) {
+// draw takes stored keys at random for the next call of a caller.
+func (f *fetching) draw(caller int) *fetchCaller {
 	c := &f.callers[caller]
 	c.keys = c.keys[:0]
 	for range c.dst {
 		c.keys = appendKey(c.keys, storedKeys, c.rng.Uint64N(uint64(f.resident)))
 	}
+	return c
+}
+
+func (f *fetching) call(ctx context.Context, caller int) (int, error) {
+	c := f.draw(caller)
 	results, err := f.target.session.FetchInto(ctx, f.target.run(c.keys), page.View{}, nil, c.dst, nil)
 	if err != nil {
 		return 0, err

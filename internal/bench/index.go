@@ -19,10 +19,7 @@ const (
 	extentGoalBytes = 32
 )
 
-const (
-	fewResident = 1000 // what many resident pages are compared with
-	fillBatch   = 1000 // pages of one Begin
-)
+const fewResident = 1000 // what many resident pages are compared with
 
 // benchIndex asks one shard's index directly: no network, no lock, one core.
 func benchIndex(ctx context.Context, o *Options) ([]Figure, error) {

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"math"
 	"sync"
 	"time"
 )
@@ -16,6 +17,11 @@ type tally struct {
 // closedLoop keeps inFlight calls going for d: each caller calls again as soon as it is answered. It returns when the
 // last call has ended, with the first error if there was one.
 func closedLoop(ctx context.Context, inFlight int, d time.Duration, call func(ctx context.Context, caller int) (units int, err error)) (*tally, error) {
+	return closedLoopOf(ctx, inFlight, d, math.MaxInt, call)
+}
+
+// closedLoopOf is closedLoop that also ends when the callers together have done so many units.
+func closedLoopOf(ctx context.Context, inFlight int, d time.Duration, units int, call func(ctx context.Context, caller int) (units int, err error)) (*tally, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	all := make([]tally, inFlight)
@@ -25,7 +31,7 @@ func closedLoop(ctx context.Context, inFlight int, d time.Duration, call func(ct
 	for i := range all {
 		callers.Go(func() {
 			t := &all[i]
-			for at := time.Now(); at.Before(end) && ctx.Err() == nil; {
+			for at := time.Now(); at.Before(end) && t.units < int64(max(1, units/inFlight)) && ctx.Err() == nil; {
 				units, err := call(ctx, i)
 				if err != nil {
 					cancel(err)

@@ -29,20 +29,24 @@ func Memcpy(ctx context.Context, blockBytes, buffersInTurn, arena int, d time.Du
 	if blockBytes < 1 || buffersInTurn < 1 || arena < blockBytes {
 		return 0, fmt.Errorf("memcpy of blocks of %d bytes, %d buffers, %d bytes of arena", blockBytes, buffersInTurn, arena)
 	}
-	r := newReference(buffers(buffersInTurn, blockBytes), arena)
+	r := newReference(buffers(buffersInTurn, blockBytes), newArena(arena))
 	rate := r.rate(ctx, d)
 	return rate / 1e9, ctx.Err()
 }
 
-// newReference populates an arena. dst are the buffers that the measured calls fill too, each of one block.
-func newReference(dst [][]byte, arena int) *reference {
-	r := &reference{arena: offheap.New[byte](arena), dst: dst}
-	noise(r.arena.Slice(), 1)
-	for i := range dst {
-		noise(dst[i], uint64(i))
+// newArena is touched memory full of noise.
+func newArena(bytes int) *offheap.Array[byte] {
+	a := offheap.New[byte](bytes)
+	noise(a.Slice(), 1)
+	return a
+}
+
+// newReference copies out of an arena, which references may share. dst are the touched buffers that the measured calls
+// fill too, each of one block.
+func newReference(dst [][]byte, arena *offheap.Array[byte]) *reference {
+	return &reference{
+		arena: arena, dst: dst, order: rand.New(rand.NewPCG(1, 2)).Perm(len(arena.Slice()) / len(dst[0])),
 	}
-	r.order = rand.New(rand.NewPCG(1, 2)).Perm(arena / len(dst[0]))
-	return r
 }
 
 // buffers are n touched buffers of so many bytes.
@@ -73,16 +77,31 @@ func (r *reference) block(i int) []byte {
 
 // rate copies for about d and answers bytes per second.
 func (r *reference) rate(ctx context.Context, d time.Duration) float64 {
+	copied, took := r.copyFor(ctx, d)
+	return float64(copied) / took.Seconds()
+}
+
+// copyFor copies for about d and answers how much, and how long it took.
+func (r *reference) copyFor(ctx context.Context, d time.Duration) (bytes int, took time.Duration) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	begun, copied := time.Now(), 0
+	begun := time.Now()
 	for time.Since(begun) < d && ctx.Err() == nil {
 		for range len(r.dst) {
-			copied += copy(r.dst[r.next%len(r.dst)], r.block(r.order[r.next%len(r.order)]))
+			bytes += copy(r.dst[r.next%len(r.dst)], r.block(r.order[r.next%len(r.order)]))
 			r.next++
 		}
 	}
-	rate := float64(copied) / time.Since(begun).Seconds()
 	runtime.KeepAlive(r.arena)
-	return rate
+	return bytes, time.Since(begun)
 }
+
+// rateMeter sums up slices of a reference.
+type rateMeter struct {
+	bytes int
+	took  time.Duration
+}
+
+func (m *rateMeter) add(bytes int, took time.Duration) { m.bytes, m.took = m.bytes+bytes, m.took+took }
+
+func (m *rateMeter) perSecond() float64 { return float64(m.bytes) / m.took.Seconds() }

@@ -11,6 +11,7 @@ import (
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store"
 	"github.com/quire-kv/quire/store/core"
+	"github.com/quire-kv/quire/store/host"
 	"github.com/quire-kv/quire/store/page"
 	"github.com/quire-kv/quire/store/tier"
 )
@@ -18,10 +19,10 @@ import (
 // benchPublish copies pages into a store of this process, through Begin, Write and Commit. The store is full, so each
 // page evicts another: the steady state of a cache. One round of copies out of the same arena is the reference.
 func benchPublish(ctx context.Context, o *Options) (_ []Figure, err error) {
-	pages := newReference(buffers(o.Batch, o.PageBytes), o.arena)
-	driver, err := openTier(int64(o.Resident) * tier.RoundUp(int64(o.PageBytes)+pageUnit) * 9 / 8)
+	pages := newReference(buffers(o.Batch, o.PageBytes), newArena(o.arena))
+	driver, err := host.New(host.Options{CapacityBytes: int64(o.Resident) * tier.RoundUp(int64(o.PageBytes)+pageUnit) * 9 / 8})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("host memory: %w", err)
 	}
 	st, err := store.New(store.Options{Tiers: [evict.NumTiers]tier.Driver{evict.Host: driver}})
 	if err != nil {

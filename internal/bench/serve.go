@@ -21,6 +21,7 @@ type order struct {
 	Usage   bool   `json:"usage,omitempty"`
 	Settle  bool   `json:"settle,omitempty"` // usage after the collector has given back what it can
 	Fill    *Fill  `json:"fill,omitempty"`
+	Bare    *Bare  `json:"bare,omitempty"`    // serve the bare loop too
 	Profile string `json:"profile,omitempty"` // begin a CPU profile into this file, written at the end
 }
 
@@ -28,25 +29,29 @@ type order struct {
 type answer struct {
 	Address string `json:"address,omitempty"`
 	Usage   Usage  `json:"usage"`
+	State   State  `json:"state"`
 	Error   string `json:"error,omitempty"`
 }
 
 // Serve runs a server for a benchmark of another process, which speaks over in and out, until in ends or ctx does.
-// memoryBytes is its host tier's; 0 keeps no payloads. It is for processes that do nothing else: the collector is set
-// up as for a server.
-func Serve(ctx context.Context, memoryBytes int64, in io.Reader, out io.Writer) (err error) {
+// what is the Node as JSON. It is for processes that do nothing else: the collector is set up as for a server.
+func Serve(ctx context.Context, what string, in io.Reader, out io.Writer) (err error) {
 	daemon.RareCollections(os.Getenv)
-	n, err := startNode(ctx, memoryBytes)
+	var o Node
+	if err := json.Unmarshal([]byte(what), &o); err != nil {
+		return fmt.Errorf("read what to serve: %w", err)
+	}
+	n, err := startNode(ctx, o)
 	if err != nil {
 		return fmt.Errorf("start server: %w", err)
 	}
 	defer func() { err = errors.Join(err, n.stop()) }()
 	lines := json.NewEncoder(out)
-	if err := lines.Encode(answer{Address: n.listener.Addr().String()}); err != nil {
+	if err := lines.Encode(answer{Address: n.address}); err != nil {
 		return err
 	}
 	c := &conductor{node: n}
-	defer func() { err = errors.Join(err, c.endProfile()) }()
+	defer func() { err = errors.Join(err, c.end()) }()
 	for orders := bufio.NewScanner(in); orders.Scan() && ctx.Err() == nil; {
 		var o order
 		if err := json.Unmarshal(orders.Bytes(), &o); err != nil {
@@ -62,6 +67,7 @@ func Serve(ctx context.Context, memoryBytes int64, in io.Reader, out io.Writer) 
 // conductor carries out orders on the node of this process.
 type conductor struct {
 	node    *node
+	bare    *bareServer // nil: none
 	profile *os.File
 }
 
@@ -70,6 +76,10 @@ func (c *conductor) carryOut(ctx context.Context, o *order) (a answer) {
 	switch {
 	case o.Fill != nil:
 		err = c.node.fill(ctx, *o.Fill)
+	case o.Bare != nil:
+		if c.bare, err = serveBare(*o.Bare); err == nil {
+			a.Address = c.bare.address
+		}
 	case o.Profile != "":
 		err = c.beginProfile(o.Profile)
 	}
@@ -81,7 +91,15 @@ func (c *conductor) carryOut(ctx context.Context, o *order) (a answer) {
 	} else {
 		a.Usage = ownUsage()
 	}
+	if c.node != nil {
+		a.State = c.node.state()
+	}
 	return a
+}
+
+func (c *conductor) end() error {
+	c.bare.stop()
+	return c.endProfile()
 }
 
 func (c *conductor) beginProfile(path string) (err error) {

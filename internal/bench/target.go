@@ -1,17 +1,11 @@
 package bench
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
-	"time"
 
 	"github.com/quire-kv/quire/store/client"
 	"github.com/quire-kv/quire/store/page"
@@ -23,16 +17,19 @@ import (
 //	in process  the same, without a process: its usage is this one's
 //	remote      somebody else's: its usage is not known
 type target struct {
+	sockets string // directory of the server's UNIX socket: the data directory's path may be too long for one
 	client  *client.Client
 	session *client.Session
 	group   page.GroupID
 	own     *conductor // in process
 	child   *child     // a process of its own
+	sets    uint64     // of keys, given out
 	usage   Usage      // of the server, as last asked
+	state   State      // likewise
 }
 
-// openTarget starts or reaches the server; memoryBytes is the host tier of one of our own, 0 for the blank tier.
-func openTarget(ctx context.Context, o *Options, memoryBytes int64) (_ *target, err error) {
+// openTarget starts the server of our own that n says, or reaches the one that is meant.
+func openTarget(ctx context.Context, o *Options, n Node) (_ *target, err error) {
 	t := &target{}
 	defer func() {
 		if err != nil {
@@ -40,16 +37,23 @@ func openTarget(ctx context.Context, o *Options, memoryBytes int64) (_ *target, 
 		}
 	}()
 	dial := o.Remote
+	dial.Transport = o.Transport
+	if dial.Address == "" {
+		if t.sockets, err = os.MkdirTemp("", "quire-bench-"); err != nil {
+			return nil, err
+		}
+		n.Socket = filepath.Join(t.sockets, "quire.sock")
+	}
 	switch {
 	case dial.Address != "":
 	case o.InProcess:
-		n, err := startNode(ctx, memoryBytes)
+		n, err := startNode(ctx, n)
 		if err != nil {
 			return nil, err
 		}
-		t.own, dial.Address = &conductor{node: n}, n.listener.Addr().String()
+		t.own, dial.Address = &conductor{node: n}, n.address
 	default:
-		if t.child, err = startChild(o.Child, memoryBytes); err != nil {
+		if t.child, err = startChild(o.Child, n); err != nil {
 			return nil, err
 		}
 		dial.Address = t.child.address
@@ -59,7 +63,11 @@ func openTarget(ctx context.Context, o *Options, memoryBytes int64) (_ *target, 
 	}
 	spec := specOf(o.PageBytes)
 	t.group = spec.Groups[0].ID()
-	t.session, err = t.client.Open(ctx, spec)
+	if t.session, err = t.client.Open(ctx, spec); err != nil {
+		return nil, err
+	}
+	// The first call over shared memory makes the server keep the namespace's pages where they can be mapped.
+	_, err = t.session.Exists(ctx, t.run(appendKey(nil, otherKeys, 0)), 0)
 	return t, err
 }
 
@@ -71,11 +79,11 @@ func (t *target) server(ctx context.Context, o order) error {
 	switch {
 	case t.child != nil:
 		a, err := t.child.ask(o)
-		t.usage = a.Usage
+		t.usage, t.state = a.Usage, a.State
 		return err
 	case t.own != nil:
 		a := t.own.carryOut(ctx, &o)
-		if t.usage = a.Usage; a.Error != "" {
+		if t.usage, t.state = a.Usage, a.State; a.Error != "" {
 			return errors.New(a.Error)
 		}
 	}
@@ -87,17 +95,18 @@ func (t *target) fill(ctx context.Context, o *Options) error {
 	if t.child == nil && t.own == nil {
 		return t.publish(ctx, o)
 	}
-	return t.server(ctx, order{Fill: &Fill{
-		Namespace: t.session.ID(), Epoch: t.session.Epoch(), Group: t.group, Provenance: t.session.Provenance(),
-		PageBytes: o.PageBytes, Pages: o.Resident,
-	}})
+	return t.server(ctx, order{Fill: t.fillOf(o)})
 }
 
-// publishBatchBytes is what one publication of a remote fill sends.
-const publishBatchBytes = 64 << 20
+func (t *target) fillOf(o *Options) *Fill {
+	return &Fill{
+		Namespace: t.session.ID(), Epoch: t.session.Epoch(), Group: t.group, Provenance: t.session.Provenance(),
+		PageBytes: o.PageBytes, Pages: o.Resident,
+	}
+}
 
 func (t *target) publish(ctx context.Context, o *Options) error {
-	n := min(fillBatch, max(1, publishBatchBytes/o.PageBytes))
+	n := batchOf(o.PageBytes)
 	items := make([]client.Item, n)
 	zeros := make([]byte, o.PageBytes)
 	for i := range items {
@@ -120,6 +129,30 @@ func (t *target) publish(ctx context.Context, o *Options) error {
 	return nil
 }
 
+// stateNow asks a server of ours for its state.
+func (t *target) stateNow(ctx context.Context) (State, error) {
+	err := t.server(ctx, order{Usage: true})
+	return t.state, err
+}
+
+// bareServer has the server of ours serve the bare loop and answers where.
+func (t *target) bareServer(ctx context.Context, b Bare) (address string, err error) {
+	if t.child == nil {
+		return "", errors.New("the bare loop needs a server in a process of its own")
+	}
+	a, err := t.child.ask(order{Bare: &b})
+	return a.Address, err
+}
+
+// keySet is a set of keys that nothing on this target uses.
+func (t *target) keySet() uint64 {
+	t.sets++
+	return firstSet + t.sets
+}
+
+// firstSet is beyond the sets with names.
+const firstSet = 100
+
 func (t *target) run(keys []byte) client.Run { return client.Run{Group: t.group, Hashes: keys} }
 
 func (t *target) close() error {
@@ -136,71 +169,10 @@ func (t *target) close() error {
 	if t.child != nil {
 		errs = append(errs, t.child.stop())
 	}
+	if t.sockets != "" {
+		errs = append(errs, os.RemoveAll(t.sockets))
+	}
 	return errors.Join(errs...)
-}
-
-// child is a process that runs Serve.
-type child struct {
-	cmd     *exec.Cmd
-	in      io.WriteCloser
-	out     *bufio.Scanner
-	address string
-}
-
-func startChild(command []string, memoryBytes int64) (_ *child, err error) {
-	if len(command) == 0 {
-		return nil, errors.New("no command for the server's process")
-	}
-	c := &child{cmd: exec.Command(command[0], append(command[1:], strconv.FormatInt(memoryBytes, 10))...)}
-	c.cmd.Stderr = os.Stderr
-	if c.in, err = c.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	out, err := c.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	c.out = bufio.NewScanner(out)
-	if err := c.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start the server's process: %w", err)
-	}
-	first, err := c.read()
-	if err != nil {
-		return nil, errors.Join(err, c.stop())
-	}
-	c.address = first.Address
-	return c, nil
-}
-
-func (c *child) read() (a answer, err error) {
-	if !c.out.Scan() {
-		return a, errors.Join(errors.New("the server's process ended"), c.out.Err())
-	}
-	if err := json.Unmarshal(c.out.Bytes(), &a); err != nil {
-		return a, fmt.Errorf("read from the server's process: %w", err)
-	}
-	if a.Error != "" {
-		return a, errors.New(a.Error)
-	}
-	return a, nil
-}
-
-func (c *child) ask(o order) (answer, error) {
-	if err := json.NewEncoder(c.in).Encode(o); err != nil {
-		return answer{}, fmt.Errorf("write to the server's process: %w", err)
-	}
-	return c.read()
-}
-
-// stop closes the child's input, which ends it, and waits; one that does not end is killed.
-func (c *child) stop() error {
-	c.in.Close()
-	kill := time.AfterFunc(2*nodeTimeout, func() { c.cmd.Process.Kill() })
-	defer kill.Stop()
-	if err := c.cmd.Wait(); err != nil {
-		return fmt.Errorf("the server's process: %w", err)
-	}
-	return nil
 }
 
 // profile begins profiles of both sides; end writes this one's, and closing the target the server's.

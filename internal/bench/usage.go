@@ -39,6 +39,14 @@ func (u Usage) since(b Usage) Usage {
 	}
 }
 
+// plus sums up what was used in two times of one process.
+func (u Usage) plus(o Usage) Usage {
+	return Usage{
+		CPUSeconds: u.CPUSeconds + o.CPUSeconds, RSSBytes: u.RSSBytes + o.RSSBytes, Allocations: u.Allocations + o.Allocations,
+		CollectorSeconds: u.CollectorSeconds + o.CollectorSeconds, BusySeconds: u.BusySeconds + o.BusySeconds,
+	}
+}
+
 // collectorShare is the collector's part of the busy time, in percent.
 func (u Usage) collectorShare() float64 {
 	if u.BusySeconds <= 0 {

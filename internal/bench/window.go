@@ -25,6 +25,24 @@ func (t *target) window(ctx context.Context, loop func() (*tally, error)) (*wind
 	return &window{tally, used, t.usage.since(server), t.apart()}, nil
 }
 
+// join adds another window to w, whose zero value is empty.
+func (w *window) join(o *window) {
+	if w.tally == nil {
+		w.tally = &tally{}
+	}
+	w.calls, w.units, w.wall = w.calls+o.calls, w.units+o.units, w.wall+o.wall
+	w.latency.merge(&o.latency)
+	w.client, w.server, w.apart = w.client.plus(o.client), w.server.plus(o.server), o.apart
+}
+
+// cpuSeconds are both sides', or those of this process where the server's are not known.
+func (w *window) cpuSeconds() float64 {
+	if w.apart {
+		return w.client.CPUSeconds + w.server.CPUSeconds
+	}
+	return w.client.CPUSeconds
+}
+
 // add adds CPU seconds per amount (named per), and allocations per call, of both sides or of what is known.
 func (w *window) add(s *sheet, per string, amount float64) {
 	if !w.apart {

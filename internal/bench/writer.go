@@ -21,6 +21,7 @@ type writer struct {
 	header   page.Header
 	begin    []core.BeginPage
 	encoded  []byte
+	durable  bool // committed means on disk
 }
 
 // source is the payload of a page with its sums, which its writer takes; the store takes its own while it copies.
@@ -59,7 +60,7 @@ func (w *writer) publish(ctx context.Context, keys []byte, sources []source) err
 	}
 	w.begin[0].Link = core.LinkRoot
 	b, why, err := w.store.Begin(ctx, w.caller, store.BeginRequest{
-		Run: core.Run{Family: w.family, Hashes: keys}, Pages: w.begin, TTL: time.Minute,
+		Run: core.Run{Family: w.family, Hashes: keys}, Pages: w.begin, TTL: time.Minute, Durable: w.durable,
 	})
 	if err = joined(why, err); err != nil {
 		return fmt.Errorf("begin: %w", err)

@@ -1,9 +1,11 @@
 // Package demo shows Quire at its main job: it starts a real server with real tokens, acts as two inference engines
 // that replay a request trace through it with every byte checked, and then provokes each refusal and shows its reason.
 //
-//	trace ──> engine A (TP4) ──┐                     ┌── BatchExists with lease, Fetch of the prefix,
-//	      └─> engine B (TP2/1) ┴─ gRPC, loopback ──> server   publish of the rest
-//	                                                 └── then: every way to be refused
+//	trace ──> engine A (TP4) ──┐                    ┌── BatchExists with lease, Fetch of the prefix,
+//	      └─> engine B (TP2/1) ┴─ shared memory ──> server   publish of the rest
+//	                                                └── then: every way to be refused
+//
+// With a data directory the pages outlive it: the next demo on the same directory starts warm.
 package demo
 
 import (
@@ -20,12 +22,14 @@ import (
 // Defaults of Options.
 const (
 	DefaultMemoryBytes = 1 << 30
+	DefaultDiskBytes   = 8 << 30 // holds what the built-in trace asks for
 	// DefaultFLOPS is what eight H100 do in dense bf16 at 40 % of 989 TFLOP/s each.
 	DefaultFLOPS = 3.16e15
 
 	memcpyDuration = 300 * time.Millisecond
 	memcpyArena    = 256 << 20 // beyond most caches, and quick to fill
 	minMemoryBytes = 64 << 20  // two windows of pages, and room to turn them over
+	minDiskBytes   = 256 << 20
 )
 
 // OptionError is an option that cannot be: what is wrong, and what to write.
@@ -41,6 +45,8 @@ type Options struct {
 	TraceName   string    // shown; default "mooncake conversation, first 800 requests"
 	Requests    int       // replay so many at most; 0: all
 	MemoryBytes uint64    // of the server's pages; default 1 GiB
+	DataDir     string    // keeps pages, namespaces and tokens for the next demo; empty: all is in memory
+	DiskBytes   uint64    // of the disk tier in DataDir; default 8 GiB
 	FLOPS       float64   // of the accelerators whose time is saved, per second; default DefaultFLOPS
 	Progress    func()    // called after each request; nil: nobody is told
 	Version     string    // of this program
@@ -53,6 +59,9 @@ func (o *Options) fill() error {
 	if o.MemoryBytes == 0 {
 		o.MemoryBytes = DefaultMemoryBytes
 	}
+	if o.DiskBytes == 0 {
+		o.DiskBytes = DefaultDiskBytes
+	}
 	if o.FLOPS == 0 {
 		o.FLOPS = DefaultFLOPS
 	}
@@ -64,6 +73,8 @@ func (o *Options) fill() error {
 		return optionf("--requests %d: write a number from 1, or leave it out for all", o.Requests)
 	case o.MemoryBytes < minMemoryBytes:
 		return optionf("--memory: %d bytes are too few; write 64MiB or more", o.MemoryBytes)
+	case o.DataDir != "" && o.DiskBytes < minDiskBytes:
+		return optionf("--disk: %d bytes are too few; write 256MiB or more", o.DiskBytes)
 	case !(o.FLOPS > 0):
 		return optionf("--flops %g: write a positive number, for example %g", o.FLOPS, DefaultFLOPS)
 	}

@@ -53,6 +53,35 @@ func TestDemo(t *testing.T) {
 	}
 }
 
+// A demo on the data of another starts warm: pages that this one never published are hits, every byte of them right.
+func TestDemoOnKeptData(t *testing.T) {
+	o := Options{Requests: 40, MemoryBytes: 192 << 20, DiskBytes: 1 << 30, DataDir: t.TempDir()}
+	var runs []*Report
+	for _, want := range []string{"started cold", "started warm"} {
+		r, err := Run(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p := r.Problems(); len(p) > 0 {
+			t.Error(strings.Join(p, "\n"))
+		}
+		checkRefusals(t, r)
+		var text bytes.Buffer
+		if err := r.Write(&text); err != nil || !strings.Contains(text.String(), want) {
+			t.Errorf("%v, the report does not say %q:\n%s", err, want, text.String())
+		}
+		runs = append(runs, r)
+	}
+	cold, warm := runs[0], runs[1]
+	if cold.Store.PagesAtStart != 0 || cold.Replay.PagesHitEarlier != 0 || warm.Store.PagesAtStart == 0 || warm.Replay.PagesHitEarlier == 0 {
+		t.Errorf("cold: %+v %+v; warm: %+v %+v", cold.Store, cold.Replay, warm.Store, warm.Replay)
+	}
+	if warm.Replay.PagesHit <= cold.Replay.PagesHit || warm.Bytes.Published >= cold.Bytes.Published {
+		t.Errorf("the warm run hit %d pages and published %d bytes, the cold one %d and %d",
+			warm.Replay.PagesHit, warm.Bytes.Published, cold.Replay.PagesHit, cold.Bytes.Published)
+	}
+}
+
 func checkRefusals(t *testing.T, r *Report) {
 	t.Helper()
 	want := map[string]reason.Reason{

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/quire-kv/quire/evict"
 	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
 	"github.com/quire-kv/quire/reason"
+	"github.com/quire-kv/quire/store/core"
 	"github.com/quire-kv/quire/store/page"
 	"github.com/quire-kv/quire/store/rpc"
 )
@@ -18,9 +21,11 @@ import (
 // Trials of the protocol and of the bytes. They speak the wire's own words: the client would not do what is tried here.
 
 const (
-	shortLease = 50 * time.Millisecond
-	longLease  = 5 * time.Second
-	afterShort = 4 * shortLease // so long that a lease of shortLease is over, whatever margin is added
+	shortLease  = 50 * time.Millisecond
+	longLease   = 5 * time.Second
+	reportPause = 10 * time.Millisecond
+	reportTries = 50
+	afterShort  = 4 * shortLease // so long that a lease of shortLease is over, whatever margin is added
 )
 
 // rawPublication is one whole page on its way, begun and not yet written.
@@ -216,6 +221,9 @@ func flippedBit(ctx context.Context, s *stage) (seen, error) {
 	if err := s.publishAndCheck(ctx, s.a.session, page.Scope{}, hashes); err != nil {
 		return seen{}, err
 	}
+	if err := s.writtenBehind(ctx, hashes); err != nil {
+		return seen{}, err
+	}
 	if err := s.flip(hashes); err != nil {
 		return seen{}, err
 	}
@@ -223,11 +231,18 @@ func flippedBit(ctx context.Context, s *stage) (seen, error) {
 	if err != nil {
 		return seen{}, err
 	}
-	x, err := s.b.session.Exists(ctx, s.run(hashes), 0)
+	there, err := s.stillThere(ctx, hashes)
 	if err != nil {
 		return seen{}, err
 	}
-	if x.Leading > 0 {
+	if there && s.keep { // it was written to disk meanwhile
+		if again, err := s.read(ctx, s.b.session, s.run(hashes)); err != nil || again.answer != answerHit {
+			return seen{answer: "its copy on disk: " + again.answer, why: again.why}, err
+		}
+		got.detail = "its copy on disk is served from then on"
+		return got, nil
+	}
+	if there {
 		return seen{answer: answerHit, detail: "the page is still said to be there"}, nil
 	}
 	if err := s.publishAndCheck(ctx, s.b.session, page.Scope{}, hashes); err != nil {
@@ -237,24 +252,67 @@ func flippedBit(ctx context.Context, s *stage) (seen, error) {
 	return got, nil
 }
 
-// flip changes one bit in the middle of a stored page.
-func (s *stage) flip(hash []byte) error {
+// stillThere gives the client, which found the damage and tells the server beside its other calls, a moment for that.
+func (s *stage) stillThere(ctx context.Context, hashes []byte) (bool, error) {
+	for range reportTries {
+		x, err := s.b.session.Exists(ctx, s.run(hashes), 0)
+		if err != nil || x.Leading == 0 {
+			return false, err
+		}
+		if err := wait(ctx, reportPause); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// writtenBehind waits for the copy on disk, if there is to be one: on its way there the page is verified, and damage
+// would be found before anybody asks.
+func (s *stage) writtenBehind(ctx context.Context, hash []byte) error {
+	if !s.keep {
+		return nil
+	}
+	for range reportTries {
+		parts, err := s.stored(hash)
+		if err != nil || slices.ContainsFunc(parts, func(p core.Part) bool { return p.Place.Tier == evict.Disk }) {
+			return err
+		}
+		if err := wait(ctx, reportPause); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stored is where the copies of a page of engine A's namespace are.
+func (s *stage) stored(hash []byte) ([]core.Part, error) {
 	h, err := page.MakeHash(hash)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	session := s.a.session
 	key := page.Key{Family: page.Family{Namespace: session.ID(), Epoch: session.Epoch(), Group: s.group.ID}, Hash: h}
-	parts := s.daemon.Store().Explain(&key).Parts
-	if len(parts) == 0 {
-		return errors.New("the page to damage is not stored")
+	return s.daemon.Store().Explain(&key).Parts, nil
+}
+
+// flip changes one bit in the middle of a stored page.
+func (s *stage) flip(hash []byte) error {
+	parts, err := s.stored(hash)
+	if err != nil {
+		return err
 	}
-	region, ok := s.daemon.Host().Lookup(parts[0].Place.Handle, parts[0].Place.Offset)
-	if !ok {
-		return errors.New("the page to damage has no memory")
+	for _, p := range parts {
+		if p.Place.Tier != evict.Host {
+			continue
+		}
+		region, ok := s.daemon.Host().Lookup(p.Place.Handle, p.Place.Offset)
+		if !ok {
+			return errors.New("the page to damage has no memory")
+		}
+		region.Memory[len(region.Memory)-len(region.Memory)/3] ^= 1 << 4
+		return nil
 	}
-	region.Memory[len(region.Memory)-len(region.Memory)/3] ^= 1 << 4
-	return nil
+	return errors.New("the page to damage is not in memory")
 }
 
 func wait(ctx context.Context, d time.Duration) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 
 	"github.com/quire-kv/quire/namespace"
@@ -169,7 +170,7 @@ func newStage(ctx context.Context, w *world) (*stage, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &stage{world: w, hasher: h, next: 1 << 60}
+	s := &stage{world: w, hasher: h, next: 1<<60 | rand.Uint64()>>8} // none of an earlier demo's
 	if s.hashes, err = s.chain(page.VLLMRequest{}); err != nil {
 		return nil, err
 	}

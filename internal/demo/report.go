@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"sort"
 
+	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/evict/replay"
 	"github.com/quire-kv/quire/namespace"
 	"github.com/quire-kv/quire/reason"
@@ -49,7 +50,8 @@ type Replay struct {
 	PagesLookedUp   uint64            `json:"pages_looked_up"`
 	PagesHit        uint64            `json:"pages_hit"`
 	PageHitRate     float64           `json:"page_hit_rate"`
-	PagesSeenBefore uint64            `json:"pages_seen_before"` // what a store without bound would have hit; 0 beyond maxSeen
+	PagesSeenBefore uint64            `json:"pages_seen_before"` // what a store without bound and without a past would have hit; 0 beyond maxSeen
+	PagesHitEarlier uint64            `json:"pages_hit_earlier"` // of PagesHit: written by an earlier demo on the same data; 0 beyond maxSeen
 	TokensAsked     uint64            `json:"tokens_asked"`
 	TokensHit       uint64            `json:"tokens_hit"`
 	TokenHitRate    float64           `json:"token_hit_rate"`
@@ -86,37 +88,53 @@ type Saved struct {
 
 // Store is the server at the end of the replay.
 type Store struct {
-	MemoryBytes  uint64 `json:"memory_bytes"`
-	HeldBytes    uint64 `json:"held_bytes"`
-	Pages        uint64 `json:"pages"`
-	EvictedPages uint64 `json:"evicted_pages"`
+	Transport     string `json:"transport"` // that the engines took
+	Data          string `json:"data"`      // directory that is kept; empty: none
+	MemoryBytes   uint64 `json:"memory_bytes"`
+	HeldBytes     uint64 `json:"held_bytes"` // in memory
+	DiskBytes     uint64 `json:"disk_bytes"`
+	DiskHeldBytes uint64 `json:"disk_held_bytes"`
+	PagesAtStart  uint64 `json:"pages_at_start"` // of earlier demos on the same data
+	Pages         uint64 `json:"pages"`
+	EvictedPages  uint64 `json:"evicted_pages"`
 }
 
 func newReport(o *Options, w *world) *Report {
 	stored := w.group.PageBytes()
-	return &Report{
+	r := &Report{
 		Trace: o.TraceName, Machine: Machine{runtime.GOOS, runtime.GOARCH, runtime.NumCPU()},
 		Model: Model{
 			Name: modelName, PageTokens: replay.BlockTokens, StoredPageBytes: stored, RealPageBytes: stored * scale, PayloadScale: scale,
 		},
-		Store: Store{MemoryBytes: o.MemoryBytes}, shape: shape70B(), flops: o.FLOPS, seen: map[uint64]struct{}{},
+		Store: Store{
+			Transport: string(w.a.client.Stats().Transport), Data: o.DataDir, MemoryBytes: o.MemoryBytes, PagesAtStart: w.found,
+		},
+		shape: shape70B(), flops: o.FLOPS, seen: map[uint64]struct{}{},
 	}
+	if w.keep {
+		r.Store.DiskBytes = o.DiskBytes
+	}
+	return r
 }
 
 // maxSeen bounds the memory for PagesSeenBefore: about 40 MB.
 const maxSeen = 1 << 20
 
-// seenBefore is the leading blocks that an earlier request had, which a store without bound would have served.
-func (r *Report) seenBefore(blocks []uint64) {
+// seenBefore counts the leading blocks that an earlier request had, which a store without bound would have served, and
+// those that were hit beyond them.
+func (r *Report) seenBefore(blocks []uint64, hit int) {
 	if r.seen == nil || len(r.seen)+len(blocks) > maxSeen {
-		r.seen, r.Replay.PagesSeenBefore = nil, 0
+		r.seen, r.Replay.PagesSeenBefore, r.Replay.PagesHitEarlier = nil, 0, 0
 		return
 	}
 	leading := true
-	for _, b := range blocks {
+	for i, b := range blocks {
 		_, ok := r.seen[b]
-		if leading = leading && ok; leading {
+		switch leading = leading && ok; {
+		case leading:
 			r.Replay.PagesSeenBefore++
+		case i < hit:
+			r.Replay.PagesHitEarlier++
 		}
 		r.seen[b] = struct{}{}
 	}
@@ -128,7 +146,7 @@ func (r *Report) request(q *replay.Request, hit int) {
 	p.Requests++
 	p.PagesLookedUp += uint64(len(q.FullBlocks()))
 	p.PagesHit += uint64(hit)
-	r.seenBefore(q.FullBlocks())
+	r.seenBefore(q.FullBlocks(), hit)
 	p.TokensAsked += uint64(q.InputTokens)
 	p.TokensHit += uint64(hit * replay.BlockTokens)
 	r.Saved.PrefillFLOPs += r.shape.FLOPs(uint64(hit * replay.BlockTokens))
@@ -156,7 +174,12 @@ func (r *Report) finish(w *world) {
 	st := w.daemon.Store().Status()
 	r.Store.Pages, r.Store.EvictedPages = st.Totals.Pages, st.Totals.Evicted
 	for _, t := range st.Tiers {
-		r.Store.HeldBytes += uint64(t.Live + t.Slack + t.Metadata)
+		held := uint64(t.Live + t.Slack + t.Metadata)
+		if t.Tier == evict.Disk {
+			r.Store.DiskHeldBytes = held
+		} else {
+			r.Store.HeldBytes += held
+		}
 	}
 }
 
@@ -201,6 +224,9 @@ func (r *Report) Problems() []string {
 	}
 	if r.Store.HeldBytes > r.Store.MemoryBytes {
 		out = append(out, fmt.Sprintf("the store holds %d bytes, more than its %d", r.Store.HeldBytes, r.Store.MemoryBytes))
+	}
+	if r.Store.DiskHeldBytes > r.Store.DiskBytes {
+		out = append(out, fmt.Sprintf("the store holds %d bytes on disk, more than its %d", r.Store.DiskHeldBytes, r.Store.DiskBytes))
 	}
 	for _, x := range r.Refusals {
 		if !x.AsExpected {

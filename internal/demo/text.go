@@ -22,6 +22,14 @@ func (r *Report) Write(out io.Writer) error {
 		unbounded = fmt.Sprintf(" (a store without bound: %.1f %% of pages)", 100*share(p.PagesSeenBefore, p.PagesLookedUp))
 	}
 	w.add("hit rate", "%.1f %% of pages, %.1f %% of tokens%s", 100*p.PageHitRate, 100*p.TokenHitRate, unbounded)
+	switch {
+	case r.Store.Data == "":
+	case r.Store.PagesAtStart == 0:
+		w.add("started cold", "nothing was in %s; another demo on it starts warm", r.Store.Data)
+	default:
+		w.add("started warm", "%s pages of earlier demos were in %s; %s of the pages hit were theirs", humanize.Comma(int64(r.Store.PagesAtStart)),
+			r.Store.Data, humanize.Comma(int64(p.PagesHitEarlier)))
+	}
 	w.add("stored by", "%s", counts(p.PagesStoredByTP))
 	w.add("read by", "%s", counts(p.PagesReadByTP))
 	if len(p.NotPublished) > 0 {
@@ -33,12 +41,15 @@ func (r *Report) Write(out io.Writer) error {
 	w.add("bytes moved", "%s fetched, %s published", humanize.Bytes(r.Bytes.Fetched), humanize.Bytes(r.Bytes.Published))
 	w.add("bytes verified", "%s, against checksums and against what was generated", humanize.Bytes(r.Bytes.Verified))
 	w.add("wrong bytes", "%d", r.Bytes.Wrong)
-	w.add("speed", "fetch %.2f GB/s, publish %.2f GB/s, client and server in this process; memcpy here %.1f GB/s on one core",
-		r.Speed.FetchGBs, r.Speed.PublishGBs, r.Speed.MemcpyGBs)
+	w.add("speed", "fetch %.2f GB/s, publish %.2f GB/s over %s, client and server in this process; memcpy here %.1f GB/s on one core",
+		r.Speed.FetchGBs, r.Speed.PublishGBs, r.Store.Transport, r.Speed.MemcpyGBs)
 	w.add("prefill saved", "%.3g FLOPs of %.3g (%.1f %%), %.1f s at %.3g FLOP/s", r.Saved.PrefillFLOPs, r.Saved.OfFLOPs,
 		100*r.Saved.Share, r.Saved.PrefillSecond, r.Saved.AtFLOPS)
 	w.add("store", "%.1f %% of %s held, %s pages, %s evicted", 100*share(r.Store.HeldBytes, r.Store.MemoryBytes), humanize.IBytes(r.Store.MemoryBytes),
 		humanize.Comma(int64(r.Store.Pages)), humanize.Comma(int64(r.Store.EvictedPages)))
+	if r.Store.Data != "" {
+		w.add("disk", "%.1f %% of %s held", 100*share(r.Store.DiskHeldBytes, r.Store.DiskBytes), humanize.IBytes(r.Store.DiskBytes))
+	}
 	w.text("\nWhat is not exactly the page asked for, as the server answered it just now:\n")
 	for _, x := range r.Refusals {
 		x.write(w)

@@ -28,7 +28,9 @@ const (
 //	engine-a, engine-b  tenant research
 //	engine-c            tenant support
 type world struct {
-	dir      string // registry and operator's token; removed at the end
+	dir      string // registry, pages and operator's token
+	keep     bool   // dir outlives the demo
+	found    uint64 // pages that were there at the start
 	daemon   *daemon.Daemon
 	operator *client.Client
 	clients  []*client.Client // all of them
@@ -71,15 +73,21 @@ func openWorld(ctx context.Context, o *Options) (_ *world, err error) {
 }
 
 func (w *world) startServer(ctx context.Context, o *Options) (err error) {
-	if w.dir, err = os.MkdirTemp("", "quire-demo-"); err != nil {
+	config := daemon.Config{
+		GRPCListen: "127.0.0.1:0", AdminListen: "off", MemoryBytes: o.MemoryBytes, Auth: daemon.AuthToken,
+		DrainTimeout: stopTimeout,
+	}
+	if w.dir, w.keep = o.DataDir, o.DataDir != ""; w.keep {
+		config.DiskBytes = o.DiskBytes
+	} else if w.dir, err = os.MkdirTemp("", "quire-demo-"); err != nil {
 		return err
 	}
-	config := daemon.Config{
-		DataDir: w.dir, GRPCListen: "127.0.0.1:0", AdminListen: "off", MemoryBytes: o.MemoryBytes, Auth: daemon.AuthToken,
-		DrainTimeout: stopTimeout,
-	}.Resolve(o.MemoryBytes)
-	w.daemon, err = daemon.Start(ctx, config, daemon.Deps{Version: o.Version})
-	return err
+	config.DataDir = w.dir
+	if w.daemon, err = daemon.Start(ctx, config.Resolve(o.MemoryBytes), daemon.Deps{Version: o.Version}); err != nil {
+		return err
+	}
+	w.found = w.daemon.Store().Status().Totals.Pages
+	return nil
 }
 
 func (w *world) dial(ctx context.Context, token, name string) (*client.Client, error) {
@@ -92,6 +100,9 @@ func (w *world) dial(ctx context.Context, token, name string) (*client.Client, e
 
 // newEngine creates a token for an engine, as an operator does, and opens the model with it.
 func (w *world) newEngine(ctx context.Context, name, tenant string, kind engineKind) (*engine, error) {
+	if err := w.revoke(ctx, name); err != nil {
+		return nil, err
+	}
 	t, err := w.operator.Admin().CreateToken(ctx, &quirev1.CreateTokenRequest{Name: name, Tenant: tenant, Role: "engine"})
 	if err != nil {
 		return nil, fmt.Errorf("create token: %w", err)
@@ -105,6 +116,22 @@ func (w *world) newEngine(ctx context.Context, name, tenant string, kind engineK
 		return nil, err
 	}
 	return &engine{engineKind: kind, name: name, client: c, session: s, cellBytes: int(w.group.CellBytes)}, nil
+}
+
+// revoke takes back the token that an earlier demo gave to an engine of this name: its secret is not kept.
+func (w *world) revoke(ctx context.Context, name string) error {
+	l, err := w.operator.Admin().ListTokens(ctx, &quirev1.ListTokensRequest{})
+	if err != nil {
+		return fmt.Errorf("list tokens: %w", err)
+	}
+	for _, t := range l.GetTokens() {
+		if t.GetName() == name {
+			if _, err := w.operator.Admin().RevokeToken(ctx, &quirev1.RevokeTokenRequest{Name: name}); err != nil {
+				return fmt.Errorf("revoke token: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 // run is pages of the model's one group.
@@ -123,7 +150,7 @@ func (w *world) close() error {
 		defer cancel()
 		errs = append(errs, w.daemon.Stop(ctx))
 	}
-	if w.dir != "" {
+	if w.dir != "" && !w.keep {
 		errs = append(errs, os.RemoveAll(w.dir))
 	}
 	return errors.Join(errs...)
