@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -19,11 +21,18 @@ import (
 
 // The environment of this test binary when it runs as a client that will be killed.
 const (
-	roleEnv    = "QUIRE_E2E_ROLE"
-	addressEnv = "QUIRE_E2E_ADDRESS"
+	roleEnv      = "QUIRE_E2E_ROLE"
+	addressEnv   = "QUIRE_E2E_ADDRESS"
+	transportEnv = "QUIRE_E2E_TRANSPORT"
 )
 
 const exitWrongBytes = 3
+
+// stagingName is what the kernel calls a client's staging memory.
+const stagingName = "memfd:quire-staging"
+
+// clientLease is so long that no time but the connection's end can end it within the test.
+const clientLease = time.Minute
 
 var errWrongBytes = errors.New("wrong bytes")
 
@@ -32,18 +41,20 @@ var errWrongBytes = errors.New("wrong bytes")
 func clientMain() int {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	c, err := client.Dial(ctx, client.Options{Address: os.Getenv(addressEnv), Conns: 1})
+	c, err := client.Dial(ctx, client.Options{
+		Address: os.Getenv(addressEnv), Conns: 1, Transport: client.Transport(os.Getenv(transportEnv)),
+	})
 	if err != nil {
 		return 1
 	}
-	s, err := c.Open(ctx, smallSpec(fatal{}))
+	s, err := c.Open(ctx, largeSpec(fatal{})) // most of its time it copies
 	if err != nil {
 		return 1
 	}
 	fmt.Println("ready")
 	for ctx.Err() == nil {
 		hashes := storetest.Chain(fmt.Sprint("shared", rand.IntN(60)), 8) // others publish and read the same chains
-		p, err := s.Exists(ctx, run(s, hashes), time.Second)
+		p, err := s.Exists(ctx, run(s, hashes), clientLease)
 		if err != nil {
 			continue
 		}
@@ -68,12 +79,17 @@ func (fatal) Fatal(args ...any) {
 }
 
 func TestCase_C58_ClientsKilledAtRandomMoments(t *testing.T) {
-	const leaseTTL = 2 * time.Second
-	clients := 100
+	eachTransport(t, func(t *testing.T, over client.Transport) { killClients(t, over) })
+}
+
+// killClients kills clients in the middle of what they do: nothing is held for them the moment they are gone, what is
+// listed can be fetched, and what was half published can be published.
+func killClients(t *testing.T, over client.Transport) {
+	clients, mapped := 40, 0
 	if testing.Short() {
 		clients = 10
 	}
-	s := startServer(t, "--default-lease", leaseTTL.String(), "--max-lease", leaseTTL.String())
+	s := startServer(t, "--default-lease", clientLease.String(), "--memory", "256MiB")
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -86,19 +102,26 @@ func TestCase_C58_ClientsKilledAtRandomMoments(t *testing.T) {
 	for i := range clients {
 		life := time.Duration(100+r.IntN(900)) * time.Millisecond
 		slots <- struct{}{}
+		mapped = max(mapped, stagingOf(t, s.cmd.Process.Pid))
 		wg.Go(func() {
 			defer func() { <-slots }()
-			if code := oneClient(self, s.address, life); code != 0 {
+			if code := oneClient(self, s.address, over, life); code != 0 {
 				t.Errorf("client %d saw wrong bytes", i)
 			}
 		})
 	}
 	wg.Wait()
-	c := dial(t, s.address)
-	waitForTruth(t, c, 2*leaseTTL)
-	session := open(t, c, smallSpec(t))
+	if over == client.SharedMemory && mapped == 0 {
+		t.Error("no client's memory was mapped while they lived: the test shows nothing of it")
+	}
+	c := dialOver(t, s.address, over)
+	waitForTruth(t, c, clientLease/15)
+	if n := stagingOf(t, s.cmd.Process.Pid); n != 0 {
+		t.Errorf("the server still has %d mappings or descriptors of dead clients' memory", n)
+	}
+	session := open(t, c, largeSpec(t))
 	served := 0
-	for i := range 60 { // what is listed can be fetched, and what was half published can be published
+	for i := range 60 {
 		hashes := storetest.Chain(fmt.Sprint("shared", i), 8)
 		p, err := session.Exists(t.Context(), run(session, hashes), 0)
 		if err != nil {
@@ -127,9 +150,9 @@ func TestCase_C58_ClientsKilledAtRandomMoments(t *testing.T) {
 }
 
 // oneClient runs a client for life after it is ready, kills it, and answers exitWrongBytes if it ended by itself so.
-func oneClient(self, address string, life time.Duration) int {
+func oneClient(self, address string, over client.Transport, life time.Duration) int {
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), roleEnv+"=client", addressEnv+"="+address)
+	cmd.Env = append(os.Environ(), roleEnv+"=client", addressEnv+"="+address, transportEnv+"="+string(over))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.StdoutPipe()
 	if err != nil || cmd.Start() != nil {
@@ -143,6 +166,26 @@ func oneClient(self, address string, life time.Duration) int {
 		return exitWrongBytes
 	}
 	return 0
+}
+
+// stagingOf counts what a process maps and holds open of clients' staging memory.
+func stagingOf(t *testing.T, pid int) (n int) {
+	t.Helper()
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n = strings.Count(string(maps), stagingName)
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil || len(fds) == 0 {
+		t.Fatalf("no descriptors of %d: %v", pid, err)
+	}
+	for _, fd := range fds {
+		if to, err := os.Readlink(fd); err == nil && strings.Contains(to, stagingName) {
+			n++
+		}
+	}
+	return n
 }
 
 // waitForTruth waits until nothing is held for anyone: no lease, no publication, no session, no pinned byte.

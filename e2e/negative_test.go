@@ -2,12 +2,11 @@ package e2e
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -19,7 +18,7 @@ import (
 )
 
 // The five negative tests that the protocol was proposed with, against a server in a process of its own, over the
-// generated stubs: what any client could send.
+// generated stubs and over every transport: what any client could send.
 
 // wire is one publication of one page, step by step.
 type wire struct {
@@ -31,16 +30,16 @@ type wire struct {
 	bytes []byte
 }
 
-func newWire(t *testing.T, address, direct, name string) *wire {
+// newWire speaks to a server over one transport.
+func newWire(t *testing.T, s *server, over client.Transport, name string) *wire {
 	t.Helper()
-	cc, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cc.Close() })
-	s := open(t, dial(t, direct), smallSpec(t))
+	c := dialOver(t, s.address, over)
+	return wireOf(t, c.Pages(), open(t, c, smallSpec(t)), name)
+}
+
+func wireOf(t *testing.T, pages quirev1.PageServiceClient, s *client.Session, name string) *wire {
 	id := s.ID()
-	w := &wire{t: t, pages: quirev1.NewPageServiceClient(cc), s: s, hash: storetest.Chain(name, 1)}
+	w := &wire{t: t, pages: pages, s: s, hash: storetest.Chain(name, 1)}
 	prov := provenanceID(s)
 	w.ref = &quirev1.NamespaceRef{Id: id[:], Epoch: uint64(s.Epoch()), Provenance: prov[:]}
 	_, geo := group(s)
@@ -150,116 +149,125 @@ const (
 )
 
 func TestNegativeWrongVersionKey(t *testing.T) {
-	server := startServer(t)
-	w := newWire(t, server.address, server.address, "version")
-	if _, err := publish(t.Context(), w.s, w.hash); err != nil {
-		t.Fatal(err)
-	}
-	other := smallSpec(t) // same model, other weights: another version of the key's namespace
-	other.Model.Weights[0] ^= 1
-	o := open(t, dial(t, server.address), other)
-	rs, n, err := fetch(t.Context(), o, w.hash)
-	if err != nil || n != 0 || rs[0].Reason != reason.Absent {
-		t.Errorf("other weights: %+v %v", rs, err)
-	}
-	w.ref.Epoch++ // a life that the namespace has not had
-	r, err := w.pages.BatchExists(t.Context(), &quirev1.BatchExistsRequest{Namespace: w.ref, Runs: []*quirev1.KeyRun{w.run()}})
-	if status.Code(err) == codes.OK && r.GetPresent()[0] != 0 {
-		t.Errorf("another epoch is a hit: %v", r)
-	}
-	w.ref.Epoch--
-	if !w.served() {
-		t.Error("the page itself is not served")
-	}
+	eachTransport(t, func(t *testing.T, over client.Transport) {
+		server := startServer(t)
+		w := newWire(t, server, over, "version")
+		if _, err := publish(t.Context(), w.s, w.hash); err != nil {
+			t.Fatal(err)
+		}
+		other := smallSpec(t) // same model, other weights: another version of the key's namespace
+		other.Model.Weights[0] ^= 1
+		o := open(t, dialOver(t, server.address, over), other)
+		rs, n, err := fetch(t.Context(), o, w.hash)
+		if err != nil || n != 0 || rs[0].Reason != reason.Absent {
+			t.Errorf("other weights: %+v %v", rs, err)
+		}
+		w.ref.Epoch++ // a life that the namespace has not had
+		r, err := w.pages.BatchExists(t.Context(), &quirev1.BatchExistsRequest{Namespace: w.ref, Runs: []*quirev1.KeyRun{w.run()}})
+		if status.Code(err) == codes.OK && r.GetPresent()[0] != 0 {
+			t.Errorf("another epoch is a hit: %v", r)
+		}
+		w.ref.Epoch--
+		if !w.served() {
+			t.Error("the page itself is not served")
+		}
+	})
 }
 
 func TestNegativeTruncatedPayload(t *testing.T) {
-	server := startServer(t)
-	w := newWire(t, server.address, server.address, "truncated")
-	b := w.begin(10 * time.Second)
-	w.write(b.Token, w.bytes[:len(w.bytes)-1])
-	w.mustCommit(b.Token, refused, quirev1.Reason_REASON_TRUNCATED)
-	if w.served() {
-		t.Error("a truncated page is visible")
-	}
-	b = w.begin(10 * time.Second) // its space and its right are free again
-	w.write(b.Token, w.bytes)
-	w.mustCommit(b.Token, committed, noReason)
-	if !w.served() {
-		t.Error("the second publication is not served")
-	}
+	eachTransport(t, func(t *testing.T, over client.Transport) {
+		w := newWire(t, startServer(t), over, "truncated")
+		b := w.begin(10 * time.Second)
+		w.write(b.Token, w.bytes[:len(w.bytes)-1])
+		w.mustCommit(b.Token, refused, quirev1.Reason_REASON_TRUNCATED)
+		if w.served() {
+			t.Error("a truncated page is visible")
+		}
+		b = w.begin(10 * time.Second) // its space and its right are free again
+		w.write(b.Token, w.bytes)
+		w.mustCommit(b.Token, committed, noReason)
+		if !w.served() {
+			t.Error("the second publication is not served")
+		}
+	})
 }
 
 func TestNegativeDuplicateCompletion(t *testing.T) {
-	server := startServer(t)
-	w := newWire(t, server.address, server.address, "duplicate")
-	b := w.begin(10 * time.Second)
-	w.write(b.Token, w.bytes)
-	for range 3 {
-		w.mustCommit(b.Token, committed, noReason)
-	}
-	st, err := dial(t, server.address).Admin().Status(t.Context(), &quirev1.StatusRequest{})
-	if err != nil || st.Pages != 1 || st.Extents != 1 {
-		t.Errorf("%d pages, %d extents, %v: accounted more than once", st.GetPages(), st.GetExtents(), err)
-	}
-	if !w.served() {
-		t.Error("not served")
-	}
+	eachTransport(t, func(t *testing.T, over client.Transport) {
+		server := startServer(t)
+		w := newWire(t, server, over, "duplicate")
+		b := w.begin(10 * time.Second)
+		w.write(b.Token, w.bytes)
+		for range 3 {
+			w.mustCommit(b.Token, committed, noReason)
+		}
+		st, err := dial(t, server.address).Admin().Status(t.Context(), &quirev1.StatusRequest{})
+		if err != nil || st.Pages != 1 || st.Extents != 1 {
+			t.Errorf("%d pages, %d extents, %v: accounted more than once", st.GetPages(), st.GetExtents(), err)
+		}
+		if !w.served() {
+			t.Error("not served")
+		}
+	})
 }
 
 func TestNegativeExpiredLease(t *testing.T) {
-	server := startServer(t)
-	w := newWire(t, server.address, server.address, "expired")
-	b := w.begin(50 * time.Millisecond)
-	w.write(b.Token, w.bytes)
-	time.Sleep(200 * time.Millisecond)
-	w.mustCommit(b.Token, refused, quirev1.Reason_REASON_STALE_TOKEN)
-	if w.served() {
-		t.Error("visible under a lease that was over")
-	}
-	b = w.begin(10 * time.Second)
-	w.write(b.Token, w.bytes)
-	w.mustCommit(b.Token, committed, noReason)
-	p, err := w.s.Exists(t.Context(), run(w.s, w.hash), 50*time.Millisecond)
-	if err != nil || p.Lease == nil {
-		t.Fatal(p, err)
-	}
-	time.Sleep(200 * time.Millisecond)
-	_, geo := group(w.s)
-	dst := [][]byte{make([]byte, page.PayloadBytes(geo.Full(), geo.CellBytes))}
-	rs, err := w.s.FetchInto(t.Context(), run(w.s, w.hash), page.View{}, nil, dst, p.Lease)
-	if len(rs) == 1 && rs[0].Outcome == client.OK {
-		t.Errorf("served under a read lease that was over: %+v %v", rs, err)
-	}
+	eachTransport(t, func(t *testing.T, over client.Transport) {
+		w := newWire(t, startServer(t), over, "expired")
+		b := w.begin(50 * time.Millisecond)
+		w.write(b.Token, w.bytes)
+		time.Sleep(200 * time.Millisecond)
+		w.mustCommit(b.Token, refused, quirev1.Reason_REASON_STALE_TOKEN)
+		if w.served() {
+			t.Error("visible under a lease that was over")
+		}
+		b = w.begin(10 * time.Second)
+		w.write(b.Token, w.bytes)
+		w.mustCommit(b.Token, committed, noReason)
+		p, err := w.s.Exists(t.Context(), run(w.s, w.hash), 50*time.Millisecond)
+		if err != nil || p.Lease == nil {
+			t.Fatal(p, err)
+		}
+		time.Sleep(200 * time.Millisecond)
+		_, geo := group(w.s)
+		dst := [][]byte{make([]byte, page.PayloadBytes(geo.Full(), geo.CellBytes))}
+		rs, err := w.s.FetchInto(t.Context(), run(w.s, w.hash), page.View{}, nil, dst, p.Lease)
+		if len(rs) == 1 && rs[0].Outcome == client.OK {
+			t.Errorf("served under a read lease that was over: %+v %v", rs, err)
+		}
+	})
 }
 
 func TestNegativeFailureBetweenTransferAndAcknowledgement(t *testing.T) {
-	server := startServer(t)
-	p := startProxy(t, server.address)
-	w := newWire(t, p.address(), server.address, "lost answer")
-	b := w.begin(10 * time.Second)
-	w.write(b.Token, w.bytes)
-	p.cut.Store(true)
-	if _, err := w.commit(b.Token); err == nil {
-		t.Fatal("the answer was to be lost")
-	}
-	p.cut.Store(false)
-	var got *quirev1.PageStatus
-	for range 50 { // the same commit again, over another connection
-		var err error
-		if got, err = w.commit(b.Token); err == nil {
-			break
+	eachTransport(t, func(t *testing.T, over client.Transport) {
+		server := startServer(t)
+		c := dialOver(t, server.address, over)
+		var cut atomic.Bool
+		w := wireOf(t, overCut(t, c, over, server.address, &cut), open(t, c, smallSpec(t)), "lost answer")
+		b := w.begin(10 * time.Second)
+		w.write(b.Token, w.bytes)
+		cut.Store(true)
+		if _, err := w.commit(b.Token); err == nil {
+			t.Fatal("the answer was to be lost")
 		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	if got.GetOutcome() != committed {
-		t.Errorf("the commit repeated: %v", got)
-	}
-	st, err := dial(t, server.address).Admin().Status(t.Context(), &quirev1.StatusRequest{})
-	if err != nil || st.Extents != 1 {
-		t.Errorf("%d extents, %v", st.GetExtents(), err)
-	}
-	if !w.served() {
-		t.Error("not served")
-	}
+		cut.Store(false)
+		var got *quirev1.PageStatus
+		for range 50 { // the same commit again, over another connection
+			var err error
+			if got, err = w.commit(b.Token); err == nil {
+				break
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		if got.GetOutcome() != committed {
+			t.Errorf("the commit repeated: %v", got)
+		}
+		st, err := dial(t, server.address).Admin().Status(t.Context(), &quirev1.StatusRequest{})
+		if err != nil || st.Extents != 1 {
+			t.Errorf("%d extents, %v", st.GetExtents(), err)
+		}
+		if !w.served() {
+			t.Error("not served")
+		}
+	})
 }

@@ -35,13 +35,29 @@ func payload(geo client.Geometry, hash []byte) []byte {
 
 // publish publishes whole pages of a chain from its root.
 func publish(ctx context.Context, s *client.Session, hashes []byte) ([]client.PageResult, error) {
+	return publishWith(ctx, s, hashes, client.PublishOptions{})
+}
+
+// publishDurably answers an error unless all pages are on disk.
+func publishDurably(ctx context.Context, s *client.Session, hashes []byte) error {
+	rs, err := publishWith(ctx, s, hashes, client.PublishOptions{Durable: true})
+	if err != nil {
+		return err
+	}
+	if good := client.GoodPrefix(rs); good < len(rs) {
+		return fmt.Errorf("page %d was refused: %w", good, rs[good].Reason)
+	}
+	return nil
+}
+
+func publishWith(ctx context.Context, s *client.Session, hashes []byte, o client.PublishOptions) ([]client.PageResult, error) {
 	_, geo := group(s)
 	items := make([]client.Item, len(hashes)/32)
 	for i := range items {
 		items[i].Bytes = payload(geo, hashes[32*i:])
 	}
 	items[0].Root = true
-	return s.Publish(ctx, run(s, hashes), page.View{}, nil, items, client.PublishOptions{})
+	return s.Publish(ctx, run(s, hashes), page.View{}, nil, items, o)
 }
 
 // fetch reads whole pages and compares every byte of those that are served; served is how many were.

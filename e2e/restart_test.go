@@ -1,9 +1,9 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -88,13 +88,17 @@ func TestCase_C67_RetiredThenOpenedAgain(t *testing.T) {
 
 func TestTwoServersOnOneDirectory(t *testing.T) {
 	dir := t.TempDir()
-	startServer(t, "--data", dir)
+	first := startServer(t, diskArgs(dir)...)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, quire, "serve", "--grpc-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--memory", "64MiB", "--data", dir)
+	cmd := exec.CommandContext(ctx, quire, append([]string{"serve", "--grpc-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, diskArgs(dir)...)...)
 	out, err := cmd.CombinedOutput()
-	if cmd.ProcessState.ExitCode() != 1 || !bytes.Contains(out, []byte(dir)) {
+	text := strings.TrimSpace(string(out))
+	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(text, dir) || !strings.Contains(text, "in use") || strings.Contains(text, "\n") {
 		t.Errorf("exit %d, %v:\n%s", cmd.ProcessState.ExitCode(), err, out)
+	}
+	if err := publishDurably(t.Context(), open(t, dial(t, first.address), smallSpec(t)), storetest.Chain("still", 8)); err != nil {
+		t.Errorf("the first server: %v", err)
 	}
 }
 

@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,7 +20,8 @@ import (
 // server is `quire serve` in a process of its own.
 type server struct {
 	cmd     *exec.Cmd
-	address string
+	address string // of gRPC, once it serves
+	serving chan string
 
 	mu  sync.Mutex // guards log
 	log strings.Builder
@@ -27,9 +30,21 @@ type server struct {
 // startServer waits until it serves; the test ends it.
 func startServer(t *testing.T, args ...string) *server {
 	t.Helper()
-	s := &server{}
+	s := spawnServer(t, args...)
+	s.wait(t)
+	return s
+}
+
+// spawnServer does not wait. Its socket is of its own: paths of tests are too long for one.
+func spawnServer(t *testing.T, args ...string) *server {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "q")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &server{serving: make(chan string, 1)}
 	s.cmd = exec.Command(quire, append([]string{"serve", "--grpc-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0",
-		"--memory", "128MiB", "--log-format", "json"}, args...)...)
+		"--shm-socket", filepath.Join(dir, "s"), "--memory", "128MiB", "--log-format", "json"}, args...)...)
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	errs, err := s.cmd.StderrPipe()
 	if err != nil {
@@ -38,31 +53,37 @@ func startServer(t *testing.T, args ...string) *server {
 	if err := s.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	serving := make(chan string, 1)
-	go s.read(bufio.NewScanner(errs), serving)
-	t.Cleanup(func() { s.kill() })
+	go s.read(bufio.NewScanner(errs))
+	t.Cleanup(func() {
+		s.kill()
+		os.RemoveAll(dir)
+	})
+	return s
+}
+
+func (s *server) wait(t *testing.T) {
+	t.Helper()
 	select {
-	case s.address = <-serving:
+	case s.address = <-s.serving:
 	case <-time.After(30 * time.Second):
 		t.Fatalf("the server does not serve:\n%s", s.logged())
 	}
 	if s.address == "" {
 		t.Fatalf("the server ended:\n%s", s.logged())
 	}
-	return s
 }
 
-func (s *server) read(lines *bufio.Scanner, serving chan<- string) {
+func (s *server) read(lines *bufio.Scanner) {
 	for lines.Scan() {
 		s.mu.Lock()
 		s.log.WriteString(lines.Text() + "\n")
 		s.mu.Unlock()
 		var l struct{ Msg, GRPC string }
 		if json.Unmarshal(lines.Bytes(), &l) == nil && l.Msg == "serving" {
-			serving <- l.GRPC
+			s.serving <- l.GRPC
 		}
 	}
-	close(serving)
+	close(s.serving)
 }
 
 func (s *server) logged() string {
@@ -77,7 +98,12 @@ func (s *server) kill() {
 }
 
 // smallSpec is a real model's identity with a small shape: 32 KiB a page.
-func smallSpec(t testing.TB) *namespace.Spec {
+func smallSpec(t testing.TB) *namespace.Spec { return shapedSpec(t, 4, 2) }
+
+// largeSpec is the same with pages of 512 KiB: copies of them take a while.
+func largeSpec(t testing.TB) *namespace.Spec { return shapedSpec(t, 8, 16) }
+
+func shapedSpec(t testing.TB, heads uint16, layers int) *namespace.Spec {
 	text, ok := namespace.ExampleSpec("smollm2-135m")
 	if !ok {
 		t.Fatal("example spec is gone")
@@ -86,16 +112,29 @@ func smallSpec(t testing.TB) *namespace.Spec {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Groups[0].Heads = 4
-	s.Groups[0].Layers = s.Groups[0].Layers[:2]
+	s.Groups[0].Heads = heads
+	s.Groups[0].Layers = s.Groups[0].Layers[:layers]
 	return s
 }
 
-func dial(t testing.TB, address string) *client.Client {
+// transports are the ways to one server; a test of a protocol takes each.
+var transports = []client.Transport{client.GRPC, client.Data, client.SharedMemory}
+
+// eachTransport runs f as a subtest over each.
+func eachTransport(t *testing.T, f func(t *testing.T, over client.Transport)) {
+	for _, over := range transports {
+		t.Run(string(over), func(t *testing.T) { f(t, over) })
+	}
+}
+
+// dial takes the best transport that can be had.
+func dial(t testing.TB, address string) *client.Client { return dialOver(t, address, client.Auto) }
+
+func dialOver(t testing.TB, address string, over client.Transport) *client.Client {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	c, err := client.Dial(ctx, client.Options{Address: address})
+	c, err := client.Dial(ctx, client.Options{Address: address, Transport: over})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,57 @@
+package e2e
+
+import (
+	"context"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/quire-kv/quire/store/client"
+	"github.com/quire-kv/quire/store/storetest"
+)
+
+// A server that is stopped, and neither answers nor closes: each call ends by its deadline over each transport, and
+// once the server goes on, so does the client.
+func TestCase_C43_ServerStopped(t *testing.T) {
+	eachTransport(t, func(t *testing.T, over client.Transport) {
+		s := startServer(t)
+		session := open(t, dialOver(t, s.address, over), largeSpec(t))
+		there, fresh := storetest.Chain("there", chainPages), storetest.Chain("fresh", chainPages)
+		if _, err := publish(t.Context(), session, there); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		const deadline, most = 300 * time.Millisecond, 3 * time.Second
+		for name, call := range map[string]func(context.Context) error{
+			"exists": func(ctx context.Context) error {
+				_, err := session.Exists(ctx, run(session, there), time.Second)
+				return err
+			},
+			"fetch":   func(ctx context.Context) error { _, _, err := fetch(ctx, session, there); return err },
+			"publish": func(ctx context.Context) error { _, err := publish(ctx, session, fresh); return err },
+			"delete":  func(ctx context.Context) error { _, err := session.Delete(ctx, run(session, fresh)); return err },
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), deadline)
+			begun := time.Now()
+			err := call(ctx)
+			cancel()
+			if took := time.Since(begun); err == nil || took > most {
+				t.Errorf("%s ended after %v with %v; the deadline was %v", name, took, err, deadline)
+			}
+		}
+		if err := s.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		if _, n, err := fetch(t.Context(), session, there); err != nil || n != chainPages {
+			t.Errorf("after it went on: %d pages, %v", n, err)
+		}
+		if _, err := publish(t.Context(), session, fresh); err != nil {
+			t.Error(err)
+		}
+		if _, n, err := fetch(t.Context(), session, fresh); err != nil || n != chainPages {
+			t.Errorf("published after it went on: %d pages, %v", n, err)
+		}
+	})
+}
