@@ -111,6 +111,7 @@ var timeSeams = map[string]string{
 	"namespace/registry.go":             "the default of Options.Now",
 	"namespace/options.go":              "the default of Options.Now",
 	"namespace/pebbleregistry/owner.go": "tells people when the owner of a directory began",
+	"store/frame/deadline.go":           "deadlines of contexts and sockets are instants of the system's clock",
 	"internal/auth/devca.go":            "the default of DevCA.Now: dates of certificates",
 }
 

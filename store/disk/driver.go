@@ -84,15 +84,13 @@ func (d *Driver) Alloc(c tier.Class, o tier.Owner) (tier.Region, error) {
 	if err != nil {
 		return tier.Region{}, err
 	}
-	state := uint32(0)
 	if moves {
-		state = regionMoved
 		d.moved += c.Bytes
 	}
 	d.regions++
 	d.liveBytes += c.Bytes
 	s.open++
-	r := s.reserve(c.Bytes, o, state)
+	r := s.reserve(c.Bytes, o)
 	if n > d.sizes.shared {
 		d.seal(s)
 	}

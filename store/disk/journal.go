@@ -168,12 +168,13 @@ func (j *journal) grow() (*journalFile, error) {
 	return f, nil
 }
 
-// abandon ends the use of a file that could not be written. What is in it counts: it is read at the next start.
+// abandon ends the use of a file that could not be written, once what was appended before is durable: others rely on it.
 func (j *journal) abandon(f *journalFile, err error) error {
-	err = j.d.trouble(fmt.Errorf("write %s: %w", journalName(f.number), err))
-	if closed := f.file.Close(); closed != nil {
-		err = errors.Join(err, closed)
+	if err := j.d.flushFile(f.file); err != nil {
+		return err
 	}
+	err = j.d.trouble(fmt.Errorf("write %s: %w", journalName(f.number), err))
+	err = errors.Join(err, f.file.Close())
 	f.file = nil
 	return err
 }

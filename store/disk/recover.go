@@ -243,6 +243,9 @@ func (d *Driver) catchUp(ctx context.Context) error {
 	if state.NextSeq > 0 {
 		d.saw(state.NextSeq - 1)
 	}
+	if state.NextSeq == 0 && len(d.table) > 0 && d.report.Rebuilt == "" {
+		d.report.Rebuilt = "the index was missing"
+	}
 	for number, end := range state.Applied {
 		d.saw(number)
 		if s := d.byNumber[number]; s != nil {

@@ -25,8 +25,7 @@ const (
 	regionFiled   = 1 << 30 // a write began: a record of it may be found in the file
 	regionWritten = 1 << 29 // the write is durable
 	regionBuried  = 1 << 28 // a grave is in the journal, or on its way
-	regionMoved   = 1 << 27 // allocated by cleaning
-	blockMask     = regionMoved - 1
+	blockMask     = regionBuried - 1
 
 	maxSegmentBytes = blockMask * blockBytes
 	// maxRegionBytes is what fits into the entry above, rounded up included.
@@ -98,8 +97,8 @@ func (s *segment) entry(block uint32) *region {
 }
 
 // reserve appends a region. The caller knows that there is room.
-func (s *segment) reserve(bytes int64, o tier.Owner, state uint32) tier.Region {
-	r := region{uint32(s.end/blockBytes) | regionLive | state, uint32(bytes), o}
+func (s *segment) reserve(bytes int64, o tier.Owner) tier.Region {
+	r := region{uint32(s.end/blockBytes) | regionLive, uint32(bytes), o}
 	s.regions = append(s.regions, r)
 	s.end += r.rounded()
 	s.live++

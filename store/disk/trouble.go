@@ -83,10 +83,10 @@ func (d *Driver) probe() {
 		return
 	}
 	d.removeSegments(doomed)
-	if degraded == nil {
-		return
+	var err error
+	if degraded != nil {
+		err = d.tryDevice()
 	}
-	err := d.tryDevice()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err != nil {
@@ -94,13 +94,21 @@ func (d *Driver) probe() {
 		d.probeSoon()
 		return
 	}
-	d.degraded, d.probeAfter = nil, 0
-	d.o.Logger.Info("disk_tier_back")
+	if degraded != nil {
+		d.degraded = nil
+		d.o.Logger.Info("disk_tier_back")
+	}
+	if len(d.writer.doomed) == 0 {
+		d.probeAfter = 0
+	}
 }
 
-// tryDevice makes a file as a segment is made, syncs it and removes it.
+// tryDevice makes a file as a segment is made, as large if that keeps within the bound, syncs it and removes it.
 func (d *Driver) tryDevice() (err error) {
-	f, err := d.dir.make(probeName, label{kind: fileSegment, bytes: d.sizes.segment})
+	d.mu.Lock()
+	bytes := min(d.sizes.segment, max(d.room(0)&^(blockBytes-1), MinSegmentBytes))
+	d.mu.Unlock()
+	f, err := d.dir.make(probeName, label{kind: fileSegment, bytes: bytes})
 	if err == nil {
 		err = errors.Join(f.flush(), f.Close())
 	}

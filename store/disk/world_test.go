@@ -48,7 +48,7 @@ type thing struct {
 func (x *thing) namespace() page.NamespaceID { return page.NamespaceID{byte(x.epoch % 3)} }
 
 func (x *thing) note() *tier.Note {
-	return &tier.Note{Expiry: clock.Wall(x.id % 5), Lineage: []string{"", "lineage one", "lineage two"}[x.id%3]}
+	return &tier.Note{Expiry: clock.Wall(x.id % 5), Lineage: []string{"", "one", "two", "three", "four", "five"}[x.id%6]}
 }
 
 // region is the bytes of x, heads heads of cells.
