@@ -24,6 +24,7 @@ type diskWriter struct {
 	budget int64         // bytes queued or being written for WriteBehind; durable commits come on top
 	more   chan struct{} // one slot: there is work
 	done   chan struct{} // closed when the goroutine is gone
+	buffer []byte        // the goroutine's, for what cleaning moves
 
 	mu       sync.Mutex // guards what follows
 	queue    []diskWrite

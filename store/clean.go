@@ -13,16 +13,10 @@ import (
 // moveBatchBytes is how much of a segment is in memory at a time while it is cleaned.
 const moveBatchBytes = 16 << 20
 
-// makeDiskRoom frees space in the disk tier: it evicts while little there is dead, for then a segment costs more to
-// clean than it gives, and cleans the segment with the least left in it otherwise. False: nothing can go.
+// makeDiskRoom frees space in the disk tier: it cleans a segment where that wins more than it writes, and evicts
+// otherwise, enough that a segment becomes worth it. False: nothing can go.
 func (s *Store) makeDiskRoom(bytes uint64) bool {
-	u := s.disk.d.Usage()
-	if dead := u.Slack; dead < u.Capacity/8 {
-		if s.reclaimFrom(evict.Disk, max(bytes, uint64(u.Capacity/64)), false) > 0 {
-			return true
-		}
-	}
-	return s.cleanSegment() || s.reclaimFrom(evict.Disk, bytes, false) > 0
+	return s.cleanSegment() || s.reclaimFrom(evict.Disk, max(bytes, uint64(s.disk.d.Usage().Capacity/64)), false) > 0
 }
 
 // cleanSegment empties one segment: what the policy would drop next anyway is dropped, the rest is written anew.
@@ -87,6 +81,15 @@ func (s *Store) moveOnDisk(live []tier.Resident, levels []evict.Score) bool {
 			}
 		})
 	}
+	var total int64
+	for i := range moves {
+		total += tier.RoundUp(moves[i].from.Bytes)
+	}
+	space := s.disk.space(total)
+	for i := range moves {
+		n := tier.RoundUp(moves[i].from.Bytes)
+		moves[i].mem, space = space[:moves[i].from.Bytes:n], space[n:]
+	}
 	each(moves, (*diskMove).read)
 	each(moves, (*diskMove).write)
 	for i := range moves {
@@ -129,7 +132,6 @@ func each(moves []diskMove, start func(*diskMove, func(error)) (tier.Op, bool)) 
 }
 
 func (m *diskMove) read(done func(error)) (tier.Op, bool) {
-	m.mem = alignedBytes(int(m.from.Bytes))
 	return tier.Op{Region: m.from, Memory: m.mem, Done: done}, true
 }
 
@@ -166,9 +168,11 @@ func (m *diskMove) finish() bool {
 	return m.err == nil
 }
 
-// alignedBytes is memory that begins on a memory page, for direct I/O.
-func alignedBytes(n int) []byte {
-	b := make([]byte, n+tier.Align)
-	off := int(-uintptr(unsafe.Pointer(&b[0])) & (tier.Align - 1))
-	return b[off : off+n : off+n]
+// space is n bytes of the writer's own memory, which begin on a memory page, for direct I/O. What it gave before is void.
+func (w *diskWriter) space(n int64) []byte {
+	if int64(len(w.buffer)) < n {
+		b := make([]byte, max(n, moveBatchBytes)+tier.Align)
+		w.buffer = b[-uintptr(unsafe.Pointer(&b[0]))&(tier.Align-1):]
+	}
+	return w.buffer[:n]
 }

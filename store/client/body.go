@@ -162,7 +162,7 @@ func (b *body) arrived() bool {
 	}
 	at := 0
 	for _, s := range b.batch {
-		if page.PieceSum(b.seg[at:at+s.bytes]) != s.want {
+		if kernels.Sum(b.seg[at:at+s.bytes]) != s.want {
 			return false
 		}
 		at += s.bytes
@@ -231,7 +231,7 @@ func (b *body) scratchAt(pieceOff, n, to int) ([]byte, bool) {
 }
 
 // endSegment verifies the segment where it lies, and moves the cells that it completes to the caller's order.
-func (b *body) endSegment() bool { return b.summed(page.PieceSum(b.seg)) }
+func (b *body) endSegment() bool { return b.summed(kernels.Sum(b.seg)) }
 
 func (b *body) summed(sum uint64) bool {
 	if sum != b.want {

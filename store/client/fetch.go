@@ -42,6 +42,7 @@ func (s *Session) FetchInto(ctx context.Context, r Run, v page.View, l *Layout, 
 	defer leave()
 	f := &fetch{s: s, run: r, geo: geo, view: v, order: o, dst: dst, pages: make([]fetchPage, n)}
 	err = s.why(f.do(ctx, lease))
+	f.reports.Wait() // within CallTimeout
 	return s.countFetched(f.results(err)), err
 }
 
@@ -80,6 +81,7 @@ type fetch struct {
 	pages    []fetchPage
 	lease    []byte        // id to be served under
 	progress atomic.Uint64 // messages received, over all streams
+	reports  sync.WaitGroup
 }
 
 // fetchPage is what is known of one page. Each is touched by one stream at a time.

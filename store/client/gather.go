@@ -89,7 +89,7 @@ func (s *source) piece(n int) int {
 func (s *source) appendSums(sums, b []byte) []byte {
 	for len(b) > 0 {
 		n := s.piece(len(b))
-		sums, b = binary.LittleEndian.AppendUint64(sums, page.PieceSum(b[:n])), b[n:]
+		sums, b = binary.LittleEndian.AppendUint64(sums, kernels.Sum(b[:n])), b[n:]
 	}
 	return sums
 }
@@ -171,7 +171,7 @@ func (u *upload) lent(s *source) (sums []byte, err error) {
 					break
 				}
 				in := at + from - off // a piece may have begun in the chunk before
-				sums = binary.LittleEndian.AppendUint64(sums, page.PieceSum(s.item[in:in+bytes]))
+				sums = binary.LittleEndian.AppendUint64(sums, kernels.Sum(s.item[in:in+bytes]))
 			}
 			if err := u.send(s.item[at:at+n], u.pin); err != nil {
 				return nil, err

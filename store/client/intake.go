@@ -186,7 +186,7 @@ func (in *intake) miss(why reason.Reason) {
 		return
 	}
 	if why == reason.Corrupt {
-		in.f.s.reportCorrupt(&in.f.run, in.pages[in.at], in.body.ids())
+		in.f.s.reportCorrupt(&in.f.run, in.pages[in.at], in.body.ids(), &in.f.reports)
 	}
 	in.finish(PageResult{Outcome: Miss, Reason: why})
 }

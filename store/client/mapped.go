@@ -8,6 +8,7 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/quire-kv/quire/kernels"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/frame"
 	"github.com/quire-kv/quire/store/page"
@@ -67,7 +68,9 @@ func (s *Session) MapPages(ctx context.Context, r Run, v page.View, lease *Lease
 	f := &fetch{s: s, run: r, geo: geo, view: v, lease: lease.name(), pages: make([]fetchPage, n)}
 	ctx, kept := frame.Keep(ctx)
 	in := &mapping{f: f, out: &Mapped{pages: missed(n, reason.Unknown), lease: lease, kept: kept}}
-	if err := s.why(in.stream(ctx)); err != nil {
+	err = s.why(in.stream(ctx))
+	f.reports.Wait() // within CallTimeout
+	if err != nil {
 		in.out.Close()
 		return nil, err
 	}
@@ -273,7 +276,7 @@ func (in *mapping) verify(b []byte, off int) bool {
 		default:
 			want, cut = binary.LittleEndian.Uint64(cut), cut[8:]
 		}
-		if page.PieceSum(b[:n]) != want {
+		if kernels.Sum(b[:n]) != want {
 			return false
 		}
 		b, off = b[n:], off+n
@@ -307,7 +310,7 @@ func (in *mapping) finish(why reason.Reason) {
 	p := &in.out.pages[in.at]
 	switch fresh := in.fresh(p); {
 	case why == reason.Corrupt && fresh:
-		in.f.s.reportCorrupt(&in.f.run, in.at, nil)
+		in.f.s.reportCorrupt(&in.f.run, in.at, nil, &in.f.reports)
 	case why == reason.Corrupt && in.f.lease != nil:
 		why = reason.LeaseExpired
 	case why == reason.Corrupt:

@@ -244,17 +244,18 @@ func (s *Session) why(err error) error {
 // invalidated says whether err means that the session answers for itself.
 func invalidated(err error) bool { return errors.Is(err, errInvalid) }
 
-// background runs f beside the caller, within CallTimeout, if there is room; the session waits for it when it ends.
-func (s *Session) background(f func(ctx context.Context)) {
+// background runs f beside the caller, within CallTimeout, if there is room, and says whether it does; the session waits
+// for it when it ends.
+func (s *Session) background(f func(ctx context.Context)) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.bgCtx.Err() != nil {
-		return
+		return false
 	}
 	select {
 	case s.slots <- struct{}{}:
 	default:
-		return
+		return false
 	}
 	s.bg.Go(func() {
 		defer func() { <-s.slots }()
@@ -262,6 +263,7 @@ func (s *Session) background(f func(ctx context.Context)) {
 		defer cancel()
 		f(ctx)
 	})
+	return true
 }
 
 // sessionID is sent with what shall end with the session.

@@ -66,7 +66,15 @@ type checker struct {
 	*Checked
 	indexed map[uint64][]indexed // by segment, ascending by block
 	applied map[uint64]int64
+	suspect []suspect
 	buf     []byte
+}
+
+// suspect is damage of a record that the index does not have: a fault if the record had been acknowledged, and if not a
+// write that a crash cut short. Records written later tell.
+type suspect struct {
+	fault Fault
+	seq   uint64
 }
 
 // indexed is what the index says of a region.
@@ -113,6 +121,13 @@ func checkAll(ctx context.Context, fs vfs.FS, dir string, o *CheckOptions, c *Ch
 		}
 		if done += s.size; o.Progress != nil {
 			o.Progress(done, c.Bytes)
+		}
+	}
+	for _, x := range k.suspect {
+		if x.seq < k.synced {
+			c.fault(x.fault)
+		} else {
+			c.Torn++
 		}
 	}
 	return nil
@@ -210,6 +225,7 @@ func (k *checker) segment(s *segment) error {
 // commit checks one record whose frame is sound.
 func (k *checker) commit(s *segment, sc *scanner, f *frame, offset int64, body []byte, entry *indexed) error {
 	k.Records++
+	k.synced = max(k.synced, f.synced)
 	var h page.Header
 	if err := page.DecodeHeader(&h, slices.Clone(body)); err != nil {
 		k.fault(Fault{sc.name, offset + frameBytes, "header", err.Error(), "an extent header"})
@@ -232,8 +248,8 @@ func (k *checker) commit(s *segment, sc *scanner, f *frame, offset int64, body [
 	live := !s.buried(f.block) && f.seq >= k.retired[epochID{h.Key.Namespace, h.Key.Epoch}]
 	_, complete := k.applied[s.number]
 	switch {
-	case fault != nil && f.seq >= k.synced && entry == nil:
-		k.Torn++
+	case fault != nil && entry == nil:
+		k.suspect = append(k.suspect, suspect{*fault, f.seq})
 	case fault != nil:
 		k.fault(*fault)
 	case live && entry == nil && complete:

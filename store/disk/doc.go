@@ -13,9 +13,9 @@
 //
 // A region is one record: the page.HeadBytes at its beginning are the tier's frame, so a payload is written straight from
 // the caller's memory and read straight into it. All writes that have been queued meanwhile are one batch with one sync,
-// past the page cache where the file system allows it: measured against the same disk, as fast as plain writes of it, at
-// two fifths of the CPU time of buffered ones, and what was just written is in memory anyway. Reads go through the page
-// cache, on a few goroutines.
+// past the page cache where the file system allows it: durable batches of 16 MiB run at 0.8 of plain writes of the same disk
+// (BenchmarkAppend), buffered ones at 0.55, and what was just written is in memory anyway. Reads go through the page cache,
+// on a few goroutines.
 //
 // Space returns by whole segments: when the last region of one ended, or when Compact emptied it. What is moved goes to
 // segments of its own, since what has lived long lives on. One segment's space is kept for that, so cleaning can always

@@ -89,11 +89,11 @@ type Stream struct {
 	method uint16
 	class  class
 	kept   *Kept
-	stop   func() bool
 
 	mu    sync.Mutex  // held while a call on the stream runs; guards below
 	k     *clientConn // nil once over
 	err   error       // of RecvMsg from then on
+	stop  func() bool // of what ends it with ctx
 	begun bool        // the request is on its way
 	ended bool        // all messages of ours are
 }
@@ -120,6 +120,8 @@ func (c *ClientConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, metho
 		}
 		s.begun = true
 	}
+	s.mu.Lock() // ctx may be over by now
+	defer s.mu.Unlock()
 	s.stop = context.AfterFunc(ctx, func() {
 		k.wire.Close() // what runs on it returns
 		s.mu.Lock()

@@ -83,7 +83,9 @@ func corrupt(t *testing.T, w *world) {
 	if n := w.c.Stats().Corrupt; n != 0 && w.c.Stats().Transport == client.GRPC {
 		t.Errorf("%d pages failed at the client: the server found it first", n)
 	}
-	w.until("the end of the page that the client reported", func() bool { return w.leading(w.s, r) == 2 })
+	if n := w.leading(w.s, r); n != 2 {
+		t.Errorf("%d pages lead once page 2 was told corrupt, want 2", n)
+	}
 	out := w.publish(w.s, r, w.full(r), 0)
 	if out[2].Outcome != client.Committed {
 		t.Errorf("%+v", out[2])

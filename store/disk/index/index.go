@@ -195,14 +195,14 @@ func (x *Index) Flush() error {
 	return x.fuse.Run(x.db.Flush)
 }
 
-// Close keeps everything that was applied, unless the index is broken.
+// Close keeps everything that was applied, or says that the index is broken.
 func (x *Index) Close() error {
 	if x.closed {
 		return nil
 	}
 	x.closed = true
-	var err error
-	if x.fuse.Err() == nil {
+	err := x.fuse.Err() // also of what failed in the background since
+	if err == nil {
 		err = x.fuse.Run(func() error {
 			err := x.batch.Close()
 			if !x.ro {
