@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -146,7 +147,8 @@ func (a *app) clientOptions() client.Options {
 
 func (a *app) bench(ctx context.Context, name string, o bench.Options) error {
 	if name == "index" {
-		daemon.RareCollections(a.getenv) // as in the server, whose index it is
+		ballast := daemon.RareCollections(a.getenv) // as in the server, whose index it is
+		defer runtime.KeepAlive(ballast)
 	}
 	self, err := os.Executable()
 	if err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"runtime"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -69,7 +70,8 @@ func (a *app) serve(ctx context.Context, sources daemon.Sources, check bool) err
 	for _, w := range loaded.Warnings {
 		logger.Warn("environment variable is ignored", "detail", w)
 	}
-	daemon.RareCollections(a.getenv)
+	ballast := daemon.RareCollections(a.getenv)
+	defer runtime.KeepAlive(ballast)
 	d, err := daemon.Start(ctx, config, daemon.Deps{Logger: logger, Version: version()})
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"runtime/pprof"
 
 	"github.com/quire-kv/quire/internal/daemon"
@@ -36,7 +37,8 @@ type answer struct {
 // Serve runs a server for a benchmark of another process, which speaks over in and out, until in ends or ctx does.
 // what is the Node as JSON. It is for processes that do nothing else: the collector is set up as for a server.
 func Serve(ctx context.Context, what string, in io.Reader, out io.Writer) (err error) {
-	daemon.RareCollections(os.Getenv)
+	ballast := daemon.RareCollections(os.Getenv)
+	defer runtime.KeepAlive(ballast)
 	var o Node
 	if err := json.Unmarshal([]byte(what), &o); err != nil {
 		return fmt.Errorf("read what to serve: %w", err)
