@@ -152,11 +152,14 @@ func (r *Reading) await(i int) {
 	case <-r.wait.Done():
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	missing := p.missing > 0
+	if missing {
+		r.forget(i)
+	}
+	r.mu.Unlock() // from here on nothing lands in the page
 	p.ready = nil
 	switch {
-	case p.missing > 0:
-		r.forget(i)
+	case missing:
 		p.miss(reason.Busy)
 	case p.failed != reason.None:
 		p.miss(p.failed)

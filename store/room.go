@@ -90,7 +90,7 @@ func (s *Store) reclaimWritten(t evict.Tier, bytes uint64, clean bool, most time
 			return true
 		}
 	}
-	return false
+	return s.reclaimFrom(t, bytes, clean) > 0 // of what was written between the last look and this
 }
 
 // reclaimFrom asks the shard with the lowest water level, then the next, for bytes; it answers what was freed. clean
