@@ -133,12 +133,8 @@ func (s *Store) headerAt(t evict.Tier, r tier.Region) (h page.Header, ok bool) {
 		h, _, err := decodeRegion(r.Memory)
 		return h, err == nil
 	}
-	head, why := s.peek(context.Background(), r, t)
-	if why != reason.None {
-		return h, false
-	}
-	n, err := page.HeaderBytes(head[page.HeadBytes:])
-	return h, err == nil && page.DecodeHeader(&h, headerOf(head, n)) == nil
+	h, _, _, why := s.peek(context.Background(), r, t)
+	return h, why == reason.None
 }
 
 // stat pins whatever is stored of one page and answers its parts, hidden ones too. The caller closes the Reading.

@@ -181,23 +181,28 @@ func (r *Reading) forget(i int) {
 	}
 }
 
-// peek reads the header of a region that is not in memory, for those who only want to know what it is.
-func (s *Store) peek(ctx context.Context, reg tier.Region, t evict.Tier) ([]byte, reason.Reason) {
-	head := make([]byte, min(reg.Bytes, tier.Align))
-	if why := s.readRegion(ctx, t, reg, head); why != reason.None {
-		return nil, why
+// peek reads the header of a region that is not in memory, for those who only want to know what it is; raw is its encoded
+// length within head, the beginning of the region.
+func (s *Store) peek(ctx context.Context, reg tier.Region, t evict.Tier) (h page.Header, head []byte, raw int, why reason.Reason) {
+	head = make([]byte, min(reg.Bytes, tier.Align))
+	if why = s.readRegion(ctx, t, reg, head); why != reason.None {
+		return h, nil, 0, why
 	}
 	raw, err := page.HeaderBytes(head[page.HeadBytes:])
-	if err != nil || int64(page.PayloadOffset(raw)) > reg.Bytes {
-		return nil, reason.Corrupt
+	n := page.PayloadOffset(raw)
+	if err != nil || int64(n) > reg.Bytes {
+		return h, nil, 0, reason.Corrupt
 	}
-	if n := page.PayloadOffset(raw); n > len(head) {
+	if n > len(head) {
 		head = make([]byte, n)
-		if why := s.readRegion(ctx, t, reg, head); why != reason.None {
-			return nil, why
+		if why = s.readRegion(ctx, t, reg, head); why != reason.None {
+			return h, nil, 0, why
 		}
 	}
-	return head, reason.None
+	if page.DecodeHeader(&h, headerOf(head, raw)) != nil {
+		return h, nil, 0, reason.Corrupt
+	}
+	return h, head, raw, reason.None
 }
 
 // readRegion reads the first len(dst) bytes of a region into memory that may be left to the tier when ctx ends.

@@ -186,13 +186,8 @@ func (r *Reading) lookAt(ctx context.Context, rp *readPart, hash *page.Hash) rea
 	if reg.Memory != nil {
 		return r.openPart(rp, reg.Memory, hash)
 	}
-	head, why := r.s.peek(ctx, reg, rp.Place.Tier)
-	if why == reason.None {
-		why = reason.Corrupt
-		if n, err := page.HeaderBytes(head[page.HeadBytes:]); err == nil && page.DecodeHeader(&rp.header, headerOf(head, n)) == nil {
-			rp.region, rp.rawLen, why = head, n, reason.None
-		}
-	}
+	var why reason.Reason
+	rp.header, rp.region, rp.rawLen, why = r.s.peek(ctx, reg, rp.Place.Tier)
 	if why == reason.Corrupt {
 		r.s.corrupt(r.sh, rp.Extent, rp.Place)
 	}
