@@ -69,25 +69,6 @@ func CopySumPieces(dst, src []byte, c Cut, sums []uint64) error {
 	return nil
 }
 
-// CopyCheckPieces copies src to dst, of equal length, and compares each piece that arrived with its sum. A
-// *SumError (ErrSum) names the first that differs; dst is then not to be used.
-func CopyCheckPieces(dst, src []byte, c Cut, want []uint64) error {
-	if len(dst) != len(src) {
-		return fmt.Errorf("copy %d bytes to %d: %w", len(src), len(dst), ErrBounds)
-	}
-	if err := c.need(len(dst), len(want)); err != nil {
-		return err
-	}
-	for i, at := 0, 0; at < len(dst); i++ {
-		end := c.next(dst, at)
-		if got := CopySum(dst[at:end], src[at:end]); got != want[i] {
-			return &SumError{Piece: i, Got: got, Want: want[i]}
-		}
-		at = end
-	}
-	return nil
-}
-
 // SumPieces writes the sum of each piece of b.
 func SumPieces(b []byte, c Cut, sums []uint64) error {
 	if err := c.need(len(b), len(sums)); err != nil {

@@ -5,22 +5,19 @@ import (
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
-
-	"github.com/quire-kv/quire/store/page"
 )
 
 // Batch is changes that are made together, in order. It keeps copies; Apply empties it.
 type Batch struct {
 	changes []change
 	entries []Entry
-	retired []Retired
 }
 
-// change is one of a batch; what it changes is in place or in one of the batch's lists.
+// change is one of a batch; what it changes is in place or among the batch's entries.
 type change struct {
 	what    changeKind
 	segment uint64
-	number  uint64 // an offset, a sequence number, or a place in a list
+	number  uint64 // an offset, a sequence number, or a place among the entries
 }
 
 type changeKind uint8
@@ -30,8 +27,6 @@ const (
 	changeDelete
 	changeDeleteSegment
 	changeApplied
-	changeRetire
-	changeUnretire
 	changeNextSeq
 )
 
@@ -55,18 +50,6 @@ func (b *Batch) Applied(segment uint64, offset int64) {
 	b.add(changeApplied, segment, uint64(offset))
 }
 
-// Retire keeps that an epoch's regions below seq are dead. It drops no entry.
-func (b *Batch) Retire(id page.NamespaceID, e page.Epoch, seq uint64) {
-	b.add(changeRetire, 0, uint64(len(b.retired)))
-	b.retired = append(b.retired, Retired{id, e, seq})
-}
-
-// Unretire forgets a retirement that no record needs any more.
-func (b *Batch) Unretire(id page.NamespaceID, e page.Epoch) {
-	b.add(changeUnretire, 0, uint64(len(b.retired)))
-	b.retired = append(b.retired, Retired{id, e, 0})
-}
-
 // NextSeq keeps the lowest sequence number that no record has.
 func (b *Batch) NextSeq(seq uint64) { b.add(changeNextSeq, 0, seq) }
 
@@ -76,7 +59,7 @@ func (b *Batch) add(what changeKind, segment, number uint64) {
 
 func (b *Batch) empty() {
 	clear(b.entries) // their strings
-	b.changes, b.entries, b.retired = b.changes[:0], b.entries[:0], b.retired[:0]
+	b.changes, b.entries = b.changes[:0], b.entries[:0]
 }
 
 // Apply makes the changes of b, all or none, and empties it. They are visible at once and durable when Pebble sees fit: a
@@ -126,7 +109,7 @@ func (x *Index) admit(b *Batch) error {
 
 // fill writes b's changes into the Pebble batch.
 func (x *Index) fill(b *Batch) (err error) {
-	var key, end [retiredKeyBytes]byte
+	var key, end [entryKeyBytes]byte
 	for i := range b.changes {
 		switch c := &b.changes[i]; c.what {
 		case changePut:
@@ -138,12 +121,6 @@ func (x *Index) fill(b *Batch) (err error) {
 			err = x.batch.DeleteRange(appendSegment(key[:0], c.segment), appendSegmentEnd(end[:0], c.segment), nil)
 		case changeApplied:
 			err = x.setNumber(appendAppliedKey(key[:0], c.segment), c.number)
-		case changeRetire:
-			r := &b.retired[c.number]
-			err = x.setNumber(appendRetiredKey(key[:0], r.Namespace, r.Epoch), r.Seq)
-		case changeUnretire:
-			r := &b.retired[c.number]
-			err = x.batch.Delete(appendRetiredKey(key[:0], r.Namespace, r.Epoch), nil)
 		case changeNextSeq:
 			err = x.setNumber(append(key[:0], prefixNextSeq), c.number)
 		}

@@ -34,13 +34,6 @@ type Entry struct {
 	Lineage       string // few distinct ones, MaxLineageBytes each
 }
 
-// Retired is a namespace's epoch all of whose regions with a sequence number below Seq are dead.
-type Retired struct {
-	Namespace page.NamespaceID
-	Epoch     page.Epoch
-	Seq       uint64
-}
-
 // Options of an Index. Zero values are defaults, except for Dir.
 type Options struct {
 	FS       vfs.FS // default vfs.Default, the operating system's

@@ -214,23 +214,17 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
-func TestStateAndRetired(t *testing.T) {
+func TestState(t *testing.T) {
 	mem := vfs.NewMem()
 	x := openAt(t, mem, MinBytes)
 	b := x.NewBatch()
-	one, two := page.NamespaceID{1}, page.NamespaceID{2}
-	b.Retire(two, 7, 300)
-	b.Retire(one, 1, 100)
-	b.Retire(one, 2, 200)
-	b.Unretire(one, 1)
 	b.Applied(5, 4096)
 	b.Applied(math.MaxUint64, 8192)
 	b.Applied(6, 4096)
 	b.DeleteSegment(6)
 	b.NextSeq(math.MaxUint64)
 	apply(t, x, b)
-	want := State{Applied: map[uint64]int64{5: 4096, math.MaxUint64: 8192}, NextSeq: math.MaxUint64,
-		Retired: []Retired{{one, 2, 200}, {two, 7, 300}}}
+	want := State{Applied: map[uint64]int64{5: 4096, math.MaxUint64: 8192}, NextSeq: math.MaxUint64}
 	for range 2 {
 		if got, err := x.State(); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("state %+v, want %+v: %v", got, want, err)
@@ -281,7 +275,7 @@ func TestWhatDoesNotDecodeIsCorrupt(t *testing.T) {
 		}
 		closeIndex(t, x)
 	}
-	for what, key := range map[string][]byte{"next sequence number": {prefixNextSeq}, "retired": {prefixRetired}, "applied": appendAppliedKey(nil, 1)} {
+	for what, key := range map[string][]byte{"next sequence number": {prefixNextSeq}, "applied": appendAppliedKey(nil, 1)} {
 		x := openAt(t, vfs.NewMem(), MinBytes)
 		if err := x.db.Set(key, []byte{0x80}, pebble.NoSync); err != nil {
 			t.Fatal(err)
@@ -290,6 +284,14 @@ func TestWhatDoesNotDecodeIsCorrupt(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 		closeIndex(t, x)
+	}
+	x := openAt(t, vfs.NewMem(), MinBytes)
+	defer closeIndex(t, x)
+	if err := x.db.Set([]byte{prefixNextSeq + 1, 7}, []byte{1}, pebble.NoSync); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := x.State(); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("a key of no kind: %v", err)
 	}
 }
 

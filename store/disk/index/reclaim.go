@@ -63,7 +63,7 @@ func (x *Index) reclaim() error {
 	}
 	last := end
 	if end == nil {
-		last = []byte{prefixRetired + 1}
+		last = []byte{prefixNextSeq + 1}
 	}
 	if err := x.db.Compact(context.Background(), r.cursor, last, false); err != nil {
 		return err

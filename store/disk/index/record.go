@@ -19,14 +19,12 @@ import (
 //	01 segment 8 | 02 | id 4                           a lineage
 //	01 segment 8 | 03 | offset 8                       an entry
 //	02                                                 next sequence number: uvarint
-//	03 namespace 32 | epoch 8                          retired: uvarint sequence number
 const (
 	format = "quire disk index 1"
 
 	prefixFormat  = 0x00
 	prefixSegment = 0x01
 	prefixNextSeq = 0x02
-	prefixRetired = 0x03
 
 	kindApplied = 0x00
 	kindFamily  = 0x01
@@ -36,7 +34,6 @@ const (
 	segmentBytes     = 9 // prefix and number
 	idKeyBytes       = segmentBytes + 1 + 4
 	entryKeyBytes    = segmentBytes + 1 + 8
-	retiredKeyBytes  = 1 + 32 + 8
 	familyValueBytes = 32 + 8 + 32 + 32
 )
 
@@ -67,10 +64,6 @@ func appendIDKey(dst []byte, segment uint64, kind byte, id uint32) []byte {
 
 func appendEntryKey(dst []byte, segment uint64, offset int64) []byte {
 	return binary.BigEndian.AppendUint64(append(appendSegment(dst, segment), kindEntry), uint64(offset))
-}
-
-func appendRetiredKey(dst []byte, id page.NamespaceID, e page.Epoch) []byte {
-	return binary.BigEndian.AppendUint64(append(append(dst, prefixRetired), id[:]...), uint64(e))
 }
 
 func appendFamily(dst []byte, f *page.Family) []byte {

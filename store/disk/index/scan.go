@@ -166,15 +166,14 @@ func decodeIDKey(key []byte) (kind byte, id uint32, err error) {
 // State is what the index knows beside entries.
 type State struct {
 	Applied map[uint64]int64 // by segment: all records before this offset are in the index
-	Retired []Retired
-	NextSeq uint64 // 0: never set
+	NextSeq uint64           // 0: never set
 }
 
 // State reads the state as of one instant. It touches one key of every segment.
 func (x *Index) State() (State, error) {
 	s := State{Applied: map[uint64]int64{}}
 	err := x.fuse.Run(func() (err error) {
-		it, err := x.db.NewIter(&pebble.IterOptions{LowerBound: []byte{prefixSegment}, UpperBound: []byte{prefixRetired + 1}})
+		it, err := x.db.NewIter(&pebble.IterOptions{LowerBound: []byte{prefixSegment}})
 		if err != nil {
 			return err
 		}
@@ -214,13 +213,9 @@ func (s *State) add(key, value []byte) (next []byte, err error) {
 	if number, err = decodeUvarint(value); err != nil {
 		return nil, err
 	}
-	switch {
-	case key[0] == prefixNextSeq && len(key) == 1:
-		s.NextSeq = number
-	case key[0] == prefixRetired && len(key) == retiredKeyBytes:
-		s.Retired = append(s.Retired, Retired{page.NamespaceID(key[1:33]), page.Epoch(binary.BigEndian.Uint64(key[33:])), number})
-	default:
+	if key[0] != prefixNextSeq || len(key) != 1 {
 		return nil, fmt.Errorf("%w: no such key", errValue)
 	}
+	s.NextSeq = number
 	return append(append([]byte{}, key...), 0), nil
 }
