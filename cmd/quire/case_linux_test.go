@@ -5,9 +5,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/quire-kv/quire/namespace"
+	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
+	"github.com/quire-kv/quire/store/client"
 )
 
 // TestCase_C52_AForkShowsInOneCommand: two halves of a fleet under one model name whose pages never meet. One command
@@ -36,9 +41,12 @@ func TestCase_C52_AForkShowsInOneCommand(t *testing.T) {
 			s.run(t, "quire page put $1 @prompt --fill --root")
 			s.run(t, "quire page exists $1 @prompt")
 			s.run(t, "quire page exists $2 @prompt")
+			engineReports(t, s, example, "gpu-old:1", 90, 100)
+			engineReports(t, s, changed, "gpu-new:1", 0, 40)
 
 			var tree struct {
 				Models []treeModel `json:"models"`
+				Forks  []forkView  `json:"forks"`
 			}
 			decode(t, s, "quire ns list -o json", &tree)
 			if len(tree.Models) != 1 || len(tree.Models[0].Revisions) != 1 || len(tree.Models[0].Revisions[0].Namespaces) != 2 {
@@ -65,11 +73,60 @@ func TestCase_C52_AForkShowsInOneCommand(t *testing.T) {
 					t.Errorf("the tree names %v, the diff %v", paths, diff.Differences)
 				}
 				old := leaf.ID == s.ids[0]
+				if len(leaf.Instances) != 1 || (leaf.Instances[0].Instance == "gpu-old:1") != old || leaf.Instances[0].Engine != "vllm" {
+					t.Errorf("old %v: instances %+v", old, leaf.Instances)
+				}
 				if old && (leaf.Hits != 1 || leaf.Pages != 1) || !old && (leaf.Hits != 0 || leaf.Misses != 1) {
 					t.Errorf("old %v: %d pages, %d hits, %d misses", old, leaf.Pages, leaf.Hits, leaf.Misses)
 				}
 			}
+
+			// The engines that the fork divides are named, with the factor, both values, and the hit rate of each.
+			if len(tree.Forks) != 1 {
+				t.Fatalf("%d forks", len(tree.Forks))
+			}
+			fork := tree.Forks[0]
+			if fork.A.Namespace != s.ids[0] || fork.B.Namespace != s.ids[1] || !slices.Equal(fork.Differences, diff.Differences) {
+				t.Errorf("the fork says %+v, the diff %v", fork, diff.Differences)
+			}
+			text, _, _ := s.raw(t, "quire ns list")
+			for _, want := range []string{"gpu-old:1", "gpu-new:1", "90.0 %", "0.0 %", "fork:"} {
+				if !strings.Contains(text, want) {
+					t.Errorf("the list does not show %q:\n%s", want, text)
+				}
+			}
+			for _, d := range diff.Differences {
+				row := regexp.MustCompile(`(?m)^  ` + regexp.QuoteMeta(d.Path) + ` +` + regexp.QuoteMeta(shortDigest(d.A)) + ` +` + regexp.QuoteMeta(shortDigest(d.B)) + ` `)
+				if !row.MatchString(text) {
+					t.Errorf("the list does not show %s with both values:\n%s", d.Path, text)
+				}
+			}
 		})
+	}
+}
+
+// engineReports opens a session as an engine would and reports from it until the test ends.
+func engineReports(t *testing.T, s *shell, spec, instance string, hits, keys uint64) {
+	t.Helper()
+	parsed, err := namespace.Parse([]byte(spec))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.Dial(t.Context(), client.Options{Address: strings.TrimPrefix(s.env[0], "QUIRE_SERVER="), Instance: instance})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	session, err := c.Open(t.Context(), parsed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := session.Report(t.Context(), client.Report{
+		Engine: "not shown", Adapter: "test 1", Counters: &quirev1.EngineCounters{Lookups: 1, LookupKeys: keys, HitKeys: hits},
+		Breaker: quirev1.BreakerState_BREAKER_STATE_CLOSED,
+	})
+	if err != nil || again <= 0 {
+		t.Fatalf("report: again after %v, %v", again, err)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"strings"
 
@@ -37,8 +36,8 @@ func (a *app) with(ctx context.Context, f func(context.Context, *remote) error) 
 }
 
 func (a *app) dial(ctx context.Context) (*client.Client, error) {
-	if _, _, err := net.SplitHostPort(a.server); err != nil {
-		return nil, usagef("--server %q is no address; write host:port, for example %s", a.server, defaultServer)
+	if err := client.CheckAddress(a.server); err != nil {
+		return nil, usagef("--server %q is no address; write host:port, for example %s, or unix:/path", a.server, defaultServer)
 	}
 	if a.timeout <= 0 {
 		return nil, usagef("--timeout %v is no time; write for example %v", a.timeout, defaultTimeout)

@@ -16,27 +16,29 @@ const shortID = 12
 
 // namespaceView is a namespace as -o json gives it.
 type namespaceView struct {
-	ID       string          `json:"id"`
-	Epoch    uint64          `json:"epoch"`
-	Tenant   string          `json:"tenant"`
-	State    string          `json:"state"`
-	Model    string          `json:"model"`
-	Weights  string          `json:"weights"`
-	Pages    uint64          `json:"pages"`
-	Bytes    uint64          `json:"bytes"`
-	Hits     uint64          `json:"hits"`
-	Misses   uint64          `json:"misses"`
-	NeverHit bool            `json:"never_hit"`
-	Orphans  uint64          `json:"orphans"`
-	Last     string          `json:"last_write,omitempty"`
-	Created  string          `json:"created,omitempty"`
-	LastUse  string          `json:"last_use,omitempty"`
-	HashSize uint32          `json:"hash_bytes"`
-	Groups   []groupView     `json:"groups"`
-	Waivers  []waiverView    `json:"waivers"`
-	Grants   []grantView     `json:"grants"`
-	Policy   policyView      `json:"policy"`
-	Spec     json.RawMessage `json:"spec,omitempty"`
+	ID       string       `json:"id"`
+	Epoch    uint64       `json:"epoch"`
+	Tenant   string       `json:"tenant"`
+	State    string       `json:"state"`
+	Model    string       `json:"model"`
+	Weights  string       `json:"weights"`
+	Pages    uint64       `json:"pages"`
+	Bytes    uint64       `json:"bytes"`
+	Hits     uint64       `json:"hits"`
+	Misses   uint64       `json:"misses"`
+	NeverHit bool         `json:"never_hit"`
+	Orphans  uint64       `json:"orphans"`
+	Last     string       `json:"last_write,omitempty"`
+	Created  string       `json:"created,omitempty"`
+	LastUse  string       `json:"last_use,omitempty"`
+	HashSize uint32       `json:"hash_bytes"`
+	Groups   []groupView  `json:"groups"`
+	Waivers  []waiverView `json:"waivers"`
+	Grants   []grantView  `json:"grants"`
+	Policy   policyView   `json:"policy"`
+	// Instances are the engines that report from it, by name.
+	Instances []instanceView  `json:"instances"`
+	Spec      json.RawMessage `json:"spec,omitempty"`
 }
 
 type groupView struct {
@@ -75,7 +77,7 @@ func viewOf(n *quirev1.Namespace) namespaceView {
 		ID: hex.EncodeToString(n.GetId()), Epoch: n.GetEpoch(), Tenant: n.GetTenant(), State: stateName(n.GetState()),
 		Pages: u.GetPages(), Bytes: u.GetBytes(), Hits: u.GetHits(), Misses: u.GetMisses(), NeverHit: u.GetNeverHit(), Orphans: u.GetOrphans(),
 		Last: instant(u.GetLastWrite()), Created: instant(n.GetCreated()), LastUse: instant(n.GetLastUse()),
-		HashSize: n.GetHashBytes(), Groups: []groupView{}, Waivers: []waiverView{}, Grants: []grantView{},
+		Instances: instanceViews(n.GetInstances()), HashSize: n.GetHashBytes(), Groups: []groupView{}, Waivers: []waiverView{}, Grants: []grantView{},
 		Policy: policyView{
 			n.GetPolicy().GetDefaultExpiry().AsDuration().Seconds(), n.GetPolicy().GetQuotaBytes(),
 			durabilityName(n.GetPolicy().GetDefaultDurability()),

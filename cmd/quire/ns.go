@@ -145,7 +145,7 @@ func writeSiblings(w io.Writer, siblings []siblingView) error {
 func (a *app) nsShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "show ID",
-		Short:   "Show one namespace: spec, groups, waivers, grants, policy, use",
+		Short:   "Show one namespace: spec, groups, waivers, grants, policy, use, engine instances",
 		Example: "  quire ns show 3f9a",
 		Args:    exactly("ID"),
 		RunE: a.action(func(ctx context.Context, args []string) error {
@@ -183,8 +183,11 @@ func (a *app) show(v namespaceView) error {
 		for _, g := range v.Grants {
 			fmt.Fprintf(w, "grant   %s may %s\n", g.Tenant, g.Right)
 		}
-		_, err = fmt.Fprintf(w, "spec    %s\n", v.Spec)
-		return err
+		if _, err = fmt.Fprintf(w, "spec    %s\n", v.Spec); err != nil || len(v.Instances) == 0 {
+			return err
+		}
+		fmt.Fprintln(w)
+		return writeInstances(w, rowsOf([]treeModel{{Revisions: []treeRevision{{Namespaces: []treeLeaf{{namespaceView: v}}}}}}), 0)
 	})
 }
 

@@ -16,25 +16,35 @@ import (
 
 func (a *app) nsListCommand() *cobra.Command {
 	var tenant string
-	var retired bool
+	var retired, instances bool
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List namespaces as a tree: model, weights, then what differs between siblings",
 		Long: `List namespaces as a tree: model, weights, then what differs between the siblings under them. The first look when a
-hit rate halves: a fork shows as two siblings, one with old hits and one with new writes, and the factor between them.`,
+hit rate halves: a fork shows as two siblings, one with old hits and one with new writes, and the factor between them.
+
+Under the tree are the engine instances that report to this node, with their own word on how they fare: those whose
+breaker is open first, then those with the lowest hit rate. Engines of one model that use different namespaces at the
+same time are pointed out, with each factor between them, both values, and the hit rate of each side.`,
 		Example: `  quire ns list
+  quire ns list --instances
   quire ns list --retired -o json`,
 		Args: exactly(),
 	}
 	cmd.Flags().StringVar(&tenant, "tenant", "", "only this `tenant`'s (operators); empty: all you may see")
 	cmd.Flags().BoolVar(&retired, "retired", false, "retired ones too")
+	cmd.Flags().BoolVar(&instances, "instances", false, fmt.Sprintf("show every engine instance, not only the first %d", maxShownInstances))
 	cmd.RunE = a.action(func(ctx context.Context, _ []string) error {
 		return a.with(ctx, func(ctx context.Context, r *remote) error {
 			all, err := r.list(ctx, tenant, retired)
 			if err != nil {
 				return err
 			}
-			return a.printTree(all)
+			most := maxShownInstances
+			if instances {
+				most = 0
+			}
+			return a.printTree(all, most)
 		})
 	})
 	return cmd
@@ -123,38 +133,54 @@ func markDifferences(siblings []treeLeaf) {
 // maxShownFactors keeps a line of the tree readable; 'ns diff' names all.
 const maxShownFactors = 3
 
-func (a *app) printTree(all []*quirev1.Namespace) error {
+// printTree shows at most so many instances; 0: all.
+func (a *app) printTree(all []*quirev1.Namespace, instances int) error {
 	tree := treeOf(all)
+	forks := forksOf(tree)
 	return a.print(struct {
 		Models []treeModel `json:"models"`
-	}{tree}, func(w io.Writer) error {
+		Forks  []forkView  `json:"forks"`
+	}{tree, forks}, func(w io.Writer) error {
 		if len(tree) == 0 {
 			_, err := fmt.Fprintln(w, "no namespaces; open one with 'quire ns open FILE' or 'quire ns open example:NAME'")
 			return err
 		}
-		t := newTable("MODEL / WEIGHTS / NAMESPACE", "STATE", "PAGES", "BYTES", "HITS", "MISSES", "HIT RATE", "LAST WRITE", "DIFFERS IN").numbers(2, 3, 4, 5, 6)
-		never := 0
-		for _, m := range tree {
-			t.row(m.Model)
-			for i, r := range m.Revisions {
-				branch, stem := treeMarks(i, len(m.Revisions))
-				t.row(branch + shortDigest(r.Weights))
-				for j, l := range r.Namespaces {
-					twig, _ := treeMarks(j, len(r.Namespaces))
-					t.row(stem+twig+leafName(l), l.State, countText(l.Pages), bytesText(l.Bytes), countText(l.Hits), countText(l.Misses),
-						hitRate(l), a.ago(l.source.GetUsage().GetLastWrite()), factorsText(l.DiffersIn))
-					if l.NeverHit {
-						never++
-					}
+		if err := a.writeTree(w, tree); err != nil {
+			return err
+		}
+		if rows := rowsOf(tree); len(rows) > 0 {
+			fmt.Fprintln(w)
+			if err := writeInstances(w, rows, instances); err != nil {
+				return err
+			}
+		}
+		return writeForks(w, forks)
+	})
+}
+
+func (a *app) writeTree(w io.Writer, tree []treeModel) error {
+	t := newTable("MODEL / WEIGHTS / NAMESPACE", "STATE", "PAGES", "BYTES", "HITS", "MISSES", "HIT RATE", "LAST WRITE", "DIFFERS IN").numbers(2, 3, 4, 5, 6)
+	never := 0
+	for _, m := range tree {
+		t.row(m.Model)
+		for i, r := range m.Revisions {
+			branch, stem := treeMarks(i, len(m.Revisions))
+			t.row(branch + shortDigest(r.Weights))
+			for j, l := range r.Namespaces {
+				twig, _ := treeMarks(j, len(r.Namespaces))
+				t.row(stem+twig+leafName(l), l.State, countText(l.Pages), bytesText(l.Bytes), countText(l.Hits), countText(l.Misses),
+					hitRate(l), a.ago(l.source.GetUsage().GetLastWrite()), factorsText(l.DiffersIn))
+				if l.NeverHit {
+					never++
 				}
 			}
 		}
-		if err := t.write(w); err != nil || never == 0 {
-			return err
-		}
-		_, err := fmt.Fprintf(w, "\n%d written to and never hit: do its writers and readers hash alike? Compare it with its siblings: quire ns diff A B\n", never)
+	}
+	if err := t.write(w); err != nil || never == 0 {
 		return err
-	})
+	}
+	_, err := fmt.Fprintf(w, "\n%d written to and never hit: do its writers and readers hash alike? Compare it with its siblings: quire ns diff A B\n", never)
+	return err
 }
 
 // hitRate says in words what a share of nothing found would hide among small numbers.

@@ -34,6 +34,27 @@ func TestAgainstAServer(t *testing.T) {
 	served(t, nil).script(t, "testdata/server")
 }
 
+// TestOverAUNIXSocket: a server without a port is reached by --server unix:/path.
+func TestOverAUNIXSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "quire.sock")
+	s := served(t, func(c *daemon.Config) { c.GRPCListen = "unix:" + path })
+	s.env = nil
+	for _, address := range []string{"unix:" + path, "unix://" + path} {
+		if out, errOut, code := s.raw(t, "quire status --server "+address); code != 0 {
+			t.Errorf("%s: exit %d\n%s%s", address, code, out, errOut)
+		}
+	}
+	for line, want := range map[string]int{
+		"quire status --server unix:" + path + "x":               exitUnavailable,
+		"quire status --server unix:quire.sock":                  exitUsage,
+		"quire status --ca /dev/null --server unix:" + path + "": exitFailure,
+	} {
+		if out, errOut, code := s.raw(t, line); code != want {
+			t.Errorf("%s: exit %d, want %d\n%s%s", line, code, want, out, errOut)
+		}
+	}
+}
+
 // TestWithADiskTier shows what an operator sees of one.
 func TestWithADiskTier(t *testing.T) {
 	served(t, func(c *daemon.Config) { c.DataDir, c.DiskBytes = t.TempDir(), 64<<20 }).script(t, "testdata/disk")

@@ -5,6 +5,8 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+
+	"github.com/quire-kv/quire/store/rpc"
 )
 
 // ListenPolicy is what a listener has to offer.
@@ -37,7 +39,7 @@ func (p ListenPolicy) Check(address string) error {
 // Loopback reports whether only this machine can reach address. Names are not looked up: of names, only localhost
 // counts.
 func Loopback(address string) (bool, error) {
-	if strings.HasPrefix(address, "unix:") {
+	if _, ok := rpc.UnixPath(address); ok {
 		return true, nil
 	}
 	host, _, err := net.SplitHostPort(address)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/quire-kv/quire/internal/auth"
 	"github.com/quire-kv/quire/internal/sysmem"
+	"github.com/quire-kv/quire/store/rpc"
 )
 
 // AuthMode says how callers prove who they are.
@@ -29,7 +30,7 @@ const (
 // come from and which wins is in Load.
 type Config struct {
 	DataDir     string // holds registry and disk tier; empty: all is in memory and a restart forgets it
-	GRPCListen  string // host:port; port 0 takes a free one
+	GRPCListen  string // host:port, port 0 takes a free one; or unix:/path, for this host alone
 	DataListen  string // host:port of data connections, pages in frames of our own; "off" for none
 	ShmSocket   string // path of the UNIX socket over which clients on this host share memory; "off" for none
 	AdminListen string // host:port of health, metrics and profiles; "off" for none
@@ -65,7 +66,8 @@ const (
 	defaultAdminListen   = "127.0.0.1:7421"
 	defaultDataPort      = "7422" // on the host of gRPC
 	off                  = "off"
-	maxSocketPath        = 103 // bytes: of the 107 of a UNIX socket's address, 4 are taken while it is made
+	shmSuffix            = ".shm" // beside gRPC's UNIX socket
+	maxSocketPath        = 103    // bytes: of the 107 of a UNIX socket's address, 4 are taken while it is made
 	defaultShards        = 4
 	maxShards            = 256
 	defaultDrainTimeout  = 30 * time.Second
@@ -126,7 +128,10 @@ func (c Config) Resolve(availableBytes uint64) Config {
 // dataListen is the default of data_listen: beside gRPC, and a free port where gRPC takes one.
 func dataListen(grpcListen string) string {
 	host, port, err := net.SplitHostPort(grpcListen)
+	_, local := rpc.UnixPath(grpcListen)
 	switch {
+	case local:
+		return off // who reaches the socket can share memory, which is faster
 	case err != nil:
 		return off // grpc_listen is refused
 	case port == "0":
@@ -135,9 +140,15 @@ func dataListen(grpcListen string) string {
 	return net.JoinHostPort(host, defaultDataPort)
 }
 
-// defaultShmSocket is in the data directory, where callers can say there who they are.
+// defaultShmSocket is beside gRPC's socket, or else in the data directory, where callers can say there who they are.
 func (c *Config) defaultShmSocket() string {
-	if c.DataDir == "" || c.Auth == AuthMTLS {
+	path, local := rpc.UnixPath(c.GRPCListen)
+	switch {
+	case c.Auth == AuthMTLS:
+		return off
+	case local && len(path)+len(shmSuffix) <= maxSocketPath:
+		return path + shmSuffix
+	case local || c.DataDir == "":
 		return off
 	}
 	return filepath.Join(c.DataDir, "quire.sock")
@@ -181,8 +192,11 @@ func (c *Config) Validate() error {
 type badFunc func(key, format string, args ...any)
 
 func (c *Config) validateListeners(bad badFunc) {
-	if err := checkListen(c.GRPCListen); err != nil {
-		bad("grpc_listen", "%v", err)
+	path, local := rpc.UnixPath(c.GRPCListen)
+	if local {
+		c.validateLocal(bad, path)
+	} else if err := checkListen(c.GRPCListen); err != nil {
+		bad("grpc_listen", "%v, or unix:/path", err)
 		return
 	}
 	if c.AdminListen != off {
@@ -197,10 +211,29 @@ func (c *Config) validateListeners(bad badFunc) {
 	}
 	if err := c.listenPolicy().Check(c.GRPCListen); err != nil {
 		bad("grpc_listen", "%v", err) // what is missing is missing for data_listen too
-	} else if err := c.listenPolicy().Check(c.DataListen); c.DataListen != off && err != nil {
+	} else if err := c.listenPolicy().Check(c.DataListen); c.DataListen != off && !local && err != nil {
 		bad("data_listen", "%v", err)
 	}
 	c.validateSocket(bad)
+}
+
+// validateLocal checks what goes with gRPC over a UNIX socket.
+func (c *Config) validateLocal(bad badFunc, path string) {
+	switch {
+	case !filepath.IsAbs(path):
+		bad("grpc_listen", "%q is no absolute path; write for example unix:/run/quire/quire.sock", path)
+	case len(path) > maxSocketPath:
+		bad("grpc_listen", "a path of %d bytes is longer than the %d that a UNIX socket may have; write a shorter one", len(path), maxSocketPath)
+	}
+	if c.Auth == AuthMTLS || c.TLSCert != "" {
+		bad("grpc_listen", "a UNIX socket carries no TLS; remove tls_cert and auth mtls, or listen on host:port")
+	}
+	if here, err := auth.Loopback(c.DataListen); c.DataListen != off && err == nil && !here {
+		bad("data_listen", "only this host reaches grpc_listen, where clients begin; write %q or a loopback address", off)
+	}
+	if shm, err := filepath.Abs(c.ShmSocket); c.ShmSocket != off && err == nil && shm == path {
+		bad("shm_socket", "is the socket of grpc_listen; write another path, or %q for none", off)
+	}
 }
 
 func (c *Config) validateSocket(bad badFunc) {

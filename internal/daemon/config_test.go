@@ -148,6 +148,13 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 		{"mode", func(c *Config) { c.Auth = "basic" }, "none, token, mtls"},
 		{"address", func(c *Config) { c.GRPCListen = "7420" }, "write host:port"},
 		{"port", func(c *Config) { c.GRPCListen = "127.0.0.1:70000" }, "is no port"},
+		{"socket", func(c *Config) { c.GRPCListen, c.DataListen = "unix:/run/q", "off" }, ""},
+		{"relative socket", func(c *Config) { c.GRPCListen = "unix:q" }, "write for example unix:/run/quire/quire.sock"},
+		{"no socket", func(c *Config) { c.GRPCListen = "unix:" }, "is no absolute path"},
+		{"long gRPC socket", func(c *Config) { c.GRPCListen = "unix:/" + strings.Repeat("x", 103) }, "grpc_listen: a path of 104 bytes"},
+		{"socket with TLS", func(c *Config) { c.GRPCListen, c.TLSCert, c.TLSKey = "unix:/q", "a", "b" }, "carries no TLS"},
+		{"socket with data connections beyond it", func(c *Config) { c.GRPCListen, c.DataListen = "unix:/q", "0.0.0.0:7422" }, "data_listen: only this host"},
+		{"one socket for both", func(c *Config) { c.GRPCListen, c.ShmSocket = "unix:/q", "/q" }, "shm_socket: is the socket of grpc_listen"},
 		{"admin off", func(c *Config) { c.AdminListen = "off" }, ""},
 		{"admin address", func(c *Config) { c.AdminListen = "x" }, `or "off" for none`},
 		{"data off", func(c *Config) { c.DataListen = "off" }, ""},
@@ -215,6 +222,9 @@ func TestDefaultsFollowEachOther(t *testing.T) {
 		{"127.0.0.1:0", "/var/lib/quire", "127.0.0.1:0", "/var/lib/quire/quire.sock"},
 		{"0.0.0.0:9000", "d", "0.0.0.0:7422", "d/quire.sock"},
 		{"[::1]:7420", "", "[::1]:7422", "off"},
+		{"unix:/run/q.sock", "", "off", "/run/q.sock.shm"},
+		{"unix:/run/q.sock", "/var/lib/quire", "off", "/run/q.sock.shm"},
+		{"unix:/" + strings.Repeat("x", 100), "/var/lib/quire", "off", "off"},
 	} {
 		got := Config{GRPCListen: c.grpc, DataDir: c.dataDir}.Resolve(gib)
 		if got.DataListen != c.data || got.ShmSocket != c.shm {

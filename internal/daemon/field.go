@@ -42,9 +42,9 @@ var (
 func Fields() []Field {
 	return []Field{
 		text("data", "`directory` of registry and disk tier; empty keeps all in memory, and a restart forgets it", func(c *Config) *string { return &c.DataDir }),
-		text("grpc_listen", "`host:port` of gRPC; port 0 takes a free one (default "+defaultGRPCListen+")", func(c *Config) *string { return &c.GRPCListen }),
-		text("data_listen", "`host:port` of data connections, which carry pages faster than gRPC, or off (default port "+defaultDataPort+" on the host of grpc_listen)", func(c *Config) *string { return &c.DataListen }),
-		text("shm_socket", "`path` of the UNIX socket over which clients on this host share memory, or off (default quire.sock in data; off with auth mtls)", func(c *Config) *string { return &c.ShmSocket }),
+		text("grpc_listen", "`host:port` of gRPC, port 0 takes a free one; or unix:/path for callers on this host alone (default "+defaultGRPCListen+")", func(c *Config) *string { return &c.GRPCListen }),
+		text("data_listen", "`host:port` of data connections, which carry pages faster than gRPC, or off (default port "+defaultDataPort+" on the host of grpc_listen; off when that is a UNIX socket)", func(c *Config) *string { return &c.DataListen }),
+		text("shm_socket", "`path` of the UNIX socket over which clients on this host share memory, or off (default quire.sock in data, or beside the UNIX socket of grpc_listen with "+shmSuffix+" behind its name; off with auth mtls)", func(c *Config) *string { return &c.ShmSocket }),
 		text("admin_listen", "`host:port` of health, metrics and profiles, or off; profiles only on loopback (default "+defaultAdminListen+")", func(c *Config) *string { return &c.AdminListen }),
 		bound("memory", "`size` of all that is held in host memory, index included, hard bound, for example 16GiB (default 60 % of what machine and cgroup allow)", func(c *Config) *uint64 { return &c.MemoryBytes }),
 		bound("metadata", "`size` of the index of what is held, part of memory, hard bound (default enough for memory full of 4 KiB extents and a disk full of 64 KiB ones)", func(c *Config) *uint64 { return &c.MetadataBytes }),

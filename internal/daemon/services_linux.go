@@ -6,14 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"sync"
 
 	"github.com/quire-kv/quire/internal/auth"
 	"github.com/quire-kv/quire/store/frame"
+	"github.com/quire-kv/quire/store/rpc"
 	"github.com/quire-kv/quire/store/server"
 	"github.com/quire-kv/quire/store/server/data"
 	"github.com/quire-kv/quire/store/server/shm"
+	"github.com/quire-kv/quire/store/shm/socket"
 )
 
 // service is one way to reach the server.
@@ -66,7 +69,7 @@ func (d *Daemon) openServices(deps Deps) (err error) {
 		s := shm.New(d.server, frames)
 		d.services = append(d.services, service{"shared memory", l, s.Serve, s.Stop})
 	}
-	if d.grpc, err = listen(c.GRPCListen); err != nil {
+	if d.grpc, err = d.listenGRPC(); err != nil {
 		return fmt.Errorf("grpc_listen: %w", err)
 	}
 	d.services = append(d.services, service{"gRPC", d.grpc, d.server.Serve, d.server.Stop})
@@ -85,14 +88,30 @@ func (c *Config) serverTLS() (*tls.Config, error) {
 	return t, nil
 }
 
-// listenShm opens the socket to this process's user and root; to everyone whom its directory lets in where a token says
-// who calls, as on loopback.
-func (d *Daemon) listenShm() (net.Listener, error) {
-	o := shm.ListenOptions{Path: d.config.ShmSocket, Memory: d.host}
+// socketMode opens UNIX sockets to this process's user and root; to everyone whom their directory lets in where a token
+// says who calls, as on loopback.
+func (d *Daemon) socketMode() os.FileMode {
 	if d.config.Auth == AuthToken {
-		o.Mode, o.AnyUser = 0o666, true
+		return 0o666
 	}
-	return shm.Listen(o)
+	return 0o600
+}
+
+func (d *Daemon) listenShm() (net.Listener, error) {
+	return shm.Listen(shm.ListenOptions{
+		Path: d.config.ShmSocket, Memory: d.host, Mode: d.socketMode(), AnyUser: d.config.Auth == AuthToken,
+	})
+}
+
+func (d *Daemon) listenGRPC() (net.Listener, error) {
+	if path, local := rpc.UnixPath(d.config.GRPCListen); local {
+		l, err := socket.Listen(path, d.socketMode())
+		if err != nil {
+			return nil, err // a nil *Listener is no nil Listener
+		}
+		return l, nil
+	}
+	return listen(d.config.GRPCListen)
 }
 
 // serve runs one service to its end; the first that ends, ends the daemon's Wait.

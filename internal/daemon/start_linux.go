@@ -17,6 +17,7 @@ import (
 	"github.com/quire-kv/quire/store/disk"
 	"github.com/quire-kv/quire/store/host"
 	"github.com/quire-kv/quire/store/server"
+	"github.com/quire-kv/quire/store/shm/socket"
 	"github.com/quire-kv/quire/store/tier"
 )
 
@@ -166,8 +167,13 @@ func (d *Daemon) announce() {
 	}
 }
 
-// GRPCAddress is host:port of gRPC, with the port that was taken.
-func (d *Daemon) GRPCAddress() string { return d.grpc.Addr().String() }
+// GRPCAddress is host:port of gRPC, with the port that was taken, or unix:/path.
+func (d *Daemon) GRPCAddress() string {
+	if l, local := d.grpc.(*socket.Listener); local {
+		return "unix:" + l.Path()
+	}
+	return d.grpc.Addr().String()
+}
 
 // DataAddress is host:port of data connections, with the port that was taken; "" when they are off.
 func (d *Daemon) DataAddress() string {

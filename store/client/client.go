@@ -93,6 +93,9 @@ func (c *Client) dialLink() (*link, error) {
 			grpc.MaxRetryRPCBufferSize(0), // what is lent is sent once; see rpc.Conns.Lend
 		),
 	}
+	if _, local := rpc.UnixPath(o.Address); local {
+		opts = append(opts, grpc.WithAuthority("localhost")) // a path is none
+	}
 	if o.Token != "" {
 		opts = append(opts, grpc.WithPerRPCCredentials(newBearer(o.Token, !o.plaintext())))
 	}

@@ -6,17 +6,20 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc"
 
+	"github.com/quire-kv/quire/internal/auth"
 	"github.com/quire-kv/quire/internal/clock"
+	"github.com/quire-kv/quire/store/rpc"
 )
 
 // Options of Dial. Zero values are defaults.
 type Options struct {
-	Address string // host:port
+	Address string // host:port, or unix:/path of a server on this host
 
 	// Token, or the content of TokenFile, is the bearer token. It is never sent over a plaintext connection, save to
 	// a loopback address or under Insecure.
@@ -85,8 +88,11 @@ func (o *Options) fill() error {
 }
 
 func (o *Options) check() error {
-	if _, _, err := net.SplitHostPort(o.Address); err != nil {
-		return fmt.Errorf("address %q: want host:port", o.Address)
+	if err := CheckAddress(o.Address); err != nil {
+		return err
+	}
+	if _, local := rpc.UnixPath(o.Address); local && (o.CAFile != "" || o.CertFile != "") {
+		return fmt.Errorf("address %s: no certificates are used over a UNIX socket", o.Address)
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
 		return errors.New("a client certificate needs both CertFile and KeyFile")
@@ -111,6 +117,20 @@ func (o *Options) check() error {
 	return nil
 }
 
+// CheckAddress says what is wrong with an address to dial.
+func CheckAddress(address string) error {
+	if path, local := rpc.UnixPath(address); local {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("address %q: want an absolute path, unix:/path", address)
+		}
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		return fmt.Errorf("address %q: want host:port or unix:/path", address)
+	}
+	return nil
+}
+
 // plaintext says whether the connection goes without TLS.
 func (o *Options) plaintext() bool {
 	if o.Insecure {
@@ -119,7 +139,6 @@ func (o *Options) plaintext() bool {
 	if o.CAFile != "" || o.CertFile != "" {
 		return false
 	}
-	host, _, _ := net.SplitHostPort(o.Address)
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
+	local, err := auth.Loopback(o.Address)
+	return err == nil && local
 }

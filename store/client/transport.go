@@ -221,7 +221,9 @@ func dataAddress(dialled string, caps *quirev1.GetCapabilitiesResponse) (string,
 		return "", err
 	}
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-		if host, _, err = net.SplitHostPort(dialled); err != nil {
+		if _, local := rpc.UnixPath(dialled); local {
+			host = "localhost"
+		} else if host, _, err = net.SplitHostPort(dialled); err != nil {
 			return "", err
 		}
 	}

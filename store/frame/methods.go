@@ -19,6 +19,7 @@ var methodNames = [...]string{
 	13: quirev1.PageService_Touch_FullMethodName,
 	14: quirev1.PageService_Pin_FullMethodName,
 	15: quirev1.PageService_WatchPages_FullMethodName,
+	16: quirev1.PageService_Report_FullMethodName,
 }
 
 func methodNumber(name string) (uint16, bool) {

@@ -3,6 +3,9 @@ package rpc
 import (
 	"context"
 	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc/stats"
@@ -15,6 +18,7 @@ import (
 type Conns struct {
 	mu     sync.Mutex       // guards dialed and conn.tagged
 	dialed map[string]*conn // client: live connections by local address; at most one dial runs at a time
+	dials  uint64
 }
 
 // NewConns returns a handler for one server or one client connection.
@@ -51,14 +55,32 @@ func (c *Conns) Lend(ctx context.Context, release func()) (context.Context, *Pin
 	return context.WithValue(ctx, pinKey{}, p), p
 }
 
-// Dial is a grpc.WithContextDialer over TCP that remembers what it dialled.
+// UnixPath is the path of an address "unix:/path"; "unix:///path" is the same. ok is false for host:port.
+func UnixPath(address string) (path string, ok bool) {
+	path, ok = strings.CutPrefix(address, "unix:")
+	if ok && path != "" {
+		path = filepath.Clean(path)
+	}
+	return path, ok
+}
+
+// Dial is a grpc.WithContextDialer over TCP, or over a UNIX socket (UnixPath), that remembers what it dialled.
 func (c *Conns) Dial(ctx context.Context, address string) (net.Conn, error) {
-	raw, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	network := "tcp"
+	path, local := UnixPath(address)
+	if local {
+		network, address = "unix", path
+	}
+	raw, err := (&net.Dialer{}).DialContext(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if local {
+		c.dials++
+		raw = named{raw, localName(c.dials)}
+	}
 	for a, k := range c.dialed {
 		if !k.tagged {
 			delete(c.dialed, a) // an earlier dial whose handshake failed
@@ -124,6 +146,20 @@ func (c *Conns) HandleRPC(ctx context.Context, s stats.RPCStats) {
 		p.ConnEnded() // it ended before the stream could send
 	}
 }
+
+// named is a connection over a UNIX socket. The dialling end of those has no address, so that gRPC could not tell two
+// of one client apart.
+type named struct {
+	net.Conn
+	local localName
+}
+
+func (c named) LocalAddr() net.Addr { return c.local }
+
+type localName uint64
+
+func (localName) Network() string  { return "unix" }
+func (n localName) String() string { return "unix:" + strconv.FormatUint(uint64(n), 10) }
 
 func (c *Conns) byAddr(a net.Addr) *conn {
 	if a == nil {

@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"net"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -55,6 +56,32 @@ func TestPinReleasesOnce(t *testing.T) {
 		if n != 1 {
 			t.Errorf("%s: %d releases", name, n)
 		}
+	}
+}
+
+// TestDialUNIX: connections of one client over a UNIX socket, both ends of which have no name or one, are told apart.
+func TestDialUNIX(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	conns := NewConns()
+	var ids []context.Context
+	for range 2 {
+		c, err := conns.Dial(t.Context(), "unix://"+path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		ids = append(ids, conns.TagConn(t.Context(), &stats.ConnTagInfo{LocalAddr: c.LocalAddr(), RemoteAddr: c.RemoteAddr()}))
+	}
+	if a, b := ids[0].Value(connKey{}).(*conn), ids[1].Value(connKey{}).(*conn); a == b || a.raw == nil || b.raw == nil {
+		t.Errorf("%+v and %+v", a, b)
+	}
+	if _, err := conns.Dial(t.Context(), "unix:"+path+"x"); err == nil {
+		t.Error("dialled nobody")
 	}
 }
 

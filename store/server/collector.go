@@ -87,6 +87,8 @@ var nodeMetrics = []nodeMetric{
 	{"quire_read_leases", "Live read leases.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.ReadLeases) })},
 	{"quire_publications", "Live publication leases.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.Publications) })},
 	{"quire_sessions", "Attached sessions.", gauge, "", one(func(r *reading) float64 { return float64(r.Sessions) })},
+	{"quire_instances", "Engine instances whose reports are kept.", gauge, "", one(func(r *reading) float64 { all, _ := r.node.instances.count(); return float64(all) })},
+	{"quire_instances_breaker_open", "Engine instances that said last that they do not call the store, after failures.", gauge, "", one(func(r *reading) float64 { _, open := r.node.instances.count(); return float64(open) })},
 	{"quire_namespaces", "Namespaces that the node was told of.", gauge, "", one(func(r *reading) float64 { return float64(r.node.spaces.count()) })},
 	{"quire_namespaces_never_hit", "Namespaces that are written to and looked up, and of which nothing was ever found.", gauge, "", one(func(r *reading) float64 { return float64(r.NeverHit) })},
 	{"quire_requests_in_flight", "Calls being answered, long-lived streams apart.", gauge, "", one(func(r *reading) float64 { return float64(r.node.inflight.count()) })},

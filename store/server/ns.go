@@ -67,13 +67,16 @@ func (s namespaceService) Negotiate(ctx context.Context, r *quirev1.NegotiateReq
 	return out, nil
 }
 
-// Get answers one namespace.
+// Get answers one namespace, with the instances that report from it.
 func (s namespaceService) Get(ctx context.Context, r *quirev1.GetRequest) (*quirev1.GetResponse, error) {
 	ns, err := s.node.visible(ctx, r.Id)
 	if err != nil {
 		return nil, err
 	}
-	return &quirev1.GetResponse{Namespace: s.node.namespaceToProto(ns)}, nil
+	who, _ := principal(ctx)
+	out := s.node.namespaceToProto(ns)
+	out.Instances = s.node.instances.seen(who, ns, s.node.instances.all())
+	return &quirev1.GetResponse{Namespace: out}, nil
 }
 
 // visible is the namespace named, if the caller may read it.
@@ -89,15 +92,17 @@ func (n *node) visible(ctx context.Context, id []byte) (*namespace.Namespace, er
 	return n.access(who, nsID, namespace.RightRead)
 }
 
-// List answers what the caller may see, with what this node holds of it.
+// List answers what the caller may see, with what this node holds of it and who reports from it.
 func (s namespaceService) List(ctx context.Context, r *quirev1.ListRequest) (*quirev1.ListResponse, error) {
 	who, err := principal(ctx)
 	if err != nil {
 		return nil, err
 	}
-	out := &quirev1.ListResponse{}
+	out, reports := &quirev1.ListResponse{}, s.node.instances.all()
 	for _, ns := range s.node.registry.List(who, r.Tenant, r.IncludeRetired) {
-		out.Namespaces = append(out.Namespaces, s.node.namespaceToProto(ns))
+		p := s.node.namespaceToProto(ns)
+		p.Instances = s.node.instances.seen(who, ns, reports)
+		out.Namespaces = append(out.Namespaces, p)
 	}
 	return out, nil
 }

@@ -53,6 +53,7 @@ type Limits struct {
 	FetchesPerPrincipal    int           // at once; default 256
 	FetchBytesPerPrincipal int64         // pinned by them; default 4 GiB
 	SessionsPerPrincipal   int           // attached at once; default 1,024
+	InstancesPerTenant     int           // engine instances whose last report is kept; default 1,024: a kilobyte or two each
 	ProgressTimeout        time.Duration // a Fetch whose client takes no chunk for so long loses its connection; default 30 s
 	StreamsPerConn         uint32        // calls at once on one connection; default 1,024
 	WatchersPerPrincipal   int           // WatchPages and Watch streams at once; default 64
@@ -75,6 +76,7 @@ func (l *Limits) fill() {
 	l.FetchesPerPrincipal = cmp.Or(l.FetchesPerPrincipal, 256)
 	l.FetchBytesPerPrincipal = cmp.Or(l.FetchBytesPerPrincipal, max(4<<30, l.MaxBatchBytes))
 	l.SessionsPerPrincipal = cmp.Or(l.SessionsPerPrincipal, 1024)
+	l.InstancesPerTenant = cmp.Or(l.InstancesPerTenant, 1024)
 	l.ProgressTimeout = cmp.Or(l.ProgressTimeout, 30*time.Second)
 	l.StreamsPerConn = cmp.Or(l.StreamsPerConn, 1024)
 	l.WatchersPerPrincipal = cmp.Or(l.WatchersPerPrincipal, 64)
@@ -83,7 +85,7 @@ func (l *Limits) fill() {
 func (l *Limits) check() error {
 	hashes := l.MaxKeys * page.MaxHashBytes
 	switch {
-	case l.MaxKeys < 1 || l.MaxBatchBytes < 1 || l.FetchesPerPrincipal < 1 || l.SessionsPerPrincipal < 1 || l.WatchersPerPrincipal < 1:
+	case l.MaxKeys < 1 || l.MaxBatchBytes < 1 || l.FetchesPerPrincipal < 1 || l.SessionsPerPrincipal < 1 || l.WatchersPerPrincipal < 1 || l.InstancesPerTenant < 1:
 		return errors.New("server limits: counts and bytes must be positive")
 	case l.MaxChunkBytes < page.MaxPieceBytes || l.MaxChunkBytes > maxChunkBytesCap:
 		return fmt.Errorf("server limits: chunks of %d bytes; they must be between %d and %d", l.MaxChunkBytes, page.MaxPieceBytes, maxChunkBytesCap)

@@ -39,16 +39,17 @@ type node struct {
 
 	panicked func(method string, value any, stack []byte)
 
-	auth     *auth.Authenticator
-	conns    *rpc.Conns
-	spaces   *spaces
-	sessions *sessions
-	fetches  *budget
-	watchers *budget
-	metrics  *metrics
-	inflight inflight
-	scrubs   scrubs
-	stopping chan struct{} // closed when long-lived streams shall end
+	auth      *auth.Authenticator
+	conns     *rpc.Conns
+	spaces    *spaces
+	sessions  *sessions
+	instances *instances
+	fetches   *budget
+	watchers  *budget
+	metrics   *metrics
+	inflight  inflight
+	scrubs    scrubs
+	stopping  chan struct{} // closed when long-lived streams shall end
 
 	runScratches, fetchScratches sync.Pool // of *runScratch, *fetchScratch
 }
@@ -116,9 +117,10 @@ func New(o Options) (*Server, error) {
 		store: o.Store, registry: o.Registry, clock: o.Clock, limits: o.Limits, version: o.Version, panicked: o.Panicked,
 		dataAddress: o.DataAddress, shmSocket: o.ShmSocket,
 		conns: rpc.NewConns(), spaces: newSpaces(o.Store, o.Clock), sessions: newSessions(o.Limits.SessionsPerPrincipal),
-		fetches:  newBudget("fetches", o.Limits.FetchesPerPrincipal, o.Limits.FetchBytesPerPrincipal),
-		watchers: newBudget("watches", o.Limits.WatchersPerPrincipal, 0),
-		metrics:  newMetrics(), stopping: make(chan struct{}),
+		instances: newInstances(o.Clock, o.Limits.InstancesPerTenant),
+		fetches:   newBudget("fetches", o.Limits.FetchesPerPrincipal, o.Limits.FetchBytesPerPrincipal),
+		watchers:  newBudget("watches", o.Limits.WatchersPerPrincipal, 0),
+		metrics:   newMetrics(), stopping: make(chan struct{}),
 	}
 	n.runScratches.New = func() any { return new(runScratch) }
 	n.fetchScratches.New = func() any { return new(fetchScratch) }

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/quire-kv/quire/internal/clock"
 	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/core"
@@ -30,8 +31,9 @@ type sessions struct {
 }
 
 type session struct {
-	id core.Session
-	by core.Principal
+	id    core.Session
+	by    core.Principal
+	since clock.Instant
 }
 
 func newSessions(most int) *sessions {
@@ -100,6 +102,13 @@ func (t *sessions) idOf(s core.Session) []byte {
 	return nil
 }
 
+// since is when a live session began; zero: it is over.
+func (t *sessions) since(s core.Session) clock.Instant {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.byID[t.ids[s]].since
+}
+
 // Attach opens a session that lives as long as the stream. Keep-alives let both ends find a peer that is gone.
 func (s pageService) Attach(_ *quirev1.AttachRequest, stream grpc.ServerStreamingServer[quirev1.AttachResponse]) error {
 	n := s.node
@@ -112,8 +121,9 @@ func (s pageService) Attach(_ *quirev1.AttachRequest, stream grpc.ServerStreamin
 		return rpc.Errorf(reason.Busy, "more than %d sessions of one principal", n.limits.SessionsPerPrincipal)
 	}
 	defer n.sessions.release(by)
-	opened := session{n.store.Attach(by), by}
+	opened := session{n.store.Attach(by), by, n.clock.Now()}
 	defer n.store.Detach(opened.id)
+	defer n.instances.forget(opened.id) // after remove: a report that comes later finds the session over
 	id := n.sessions.add(opened)
 	defer n.sessions.remove(id)
 	if err := stream.Send(&quirev1.AttachResponse{SessionId: id[:]}); err != nil {

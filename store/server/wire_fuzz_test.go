@@ -3,12 +3,14 @@ package server_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
 	"github.com/quire-kv/quire/store/server"
@@ -52,6 +54,7 @@ func FuzzRequests(f *testing.F) {
 		{quirev1.PageService_ReportCorrupt_FullMethodName, &quirev1.ReportCorruptRequest{Namespace: s.ref, Run: s.run(hashes), ExtentIds: [][]byte{make([]byte, 40)}}},
 		{quirev1.PageService_Touch_FullMethodName, &quirev1.TouchRequest{Namespace: s.ref, Runs: s.runs(hashes)}},
 		{quirev1.PageService_Pin_FullMethodName, &quirev1.PinRequest{Namespace: s.ref, Runs: s.runs(hashes), Unpin: true}},
+		{quirev1.PageService_Report_FullMethodName, &quirev1.ReportRequest{Namespace: s.ref, Instance: "i", Engine: "e", Adapter: "a", Counters: counters(), Breaker: 1, Uptime: durationpb.New(time.Second)}},
 		{quirev1.NamespaceService_Open_FullMethodName, &quirev1.OpenRequest{Spec: specText("w", "1")}},
 		{quirev1.NamespaceService_Diff_FullMethodName, &quirev1.DiffRequest{A: &quirev1.DiffSide{Side: &quirev1.DiffSide_Id{Id: s.ref.Id}}}},
 		{quirev1.NamespaceService_Negotiate_FullMethodName, &quirev1.NegotiateRequest{Spec: specText("w", "2")}},

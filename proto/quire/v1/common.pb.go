@@ -277,6 +277,62 @@ func (Durability) EnumDescriptor() ([]byte, []int) {
 	return file_quire_v1_common_proto_rawDescGZIP(), []int{2}
 }
 
+// BreakerState says whether an engine's adapter still calls the store.
+type BreakerState int32
+
+const (
+	BreakerState_BREAKER_STATE_UNSPECIFIED BreakerState = 0
+	// It calls.
+	BreakerState_BREAKER_STATE_CLOSED BreakerState = 1
+	// It does not: after failures, everything is a miss without a call.
+	BreakerState_BREAKER_STATE_OPEN BreakerState = 2
+	// It tries whether the store answers again.
+	BreakerState_BREAKER_STATE_HALF_OPEN BreakerState = 3
+)
+
+// Enum value maps for BreakerState.
+var (
+	BreakerState_name = map[int32]string{
+		0: "BREAKER_STATE_UNSPECIFIED",
+		1: "BREAKER_STATE_CLOSED",
+		2: "BREAKER_STATE_OPEN",
+		3: "BREAKER_STATE_HALF_OPEN",
+	}
+	BreakerState_value = map[string]int32{
+		"BREAKER_STATE_UNSPECIFIED": 0,
+		"BREAKER_STATE_CLOSED":      1,
+		"BREAKER_STATE_OPEN":        2,
+		"BREAKER_STATE_HALF_OPEN":   3,
+	}
+)
+
+func (x BreakerState) Enum() *BreakerState {
+	p := new(BreakerState)
+	*p = x
+	return p
+}
+
+func (x BreakerState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (BreakerState) Descriptor() protoreflect.EnumDescriptor {
+	return file_quire_v1_common_proto_enumTypes[3].Descriptor()
+}
+
+func (BreakerState) Type() protoreflect.EnumType {
+	return &file_quire_v1_common_proto_enumTypes[3]
+}
+
+func (x BreakerState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use BreakerState.Descriptor instead.
+func (BreakerState) EnumDescriptor() ([]byte, []int) {
+	return file_quire_v1_common_proto_rawDescGZIP(), []int{3}
+}
+
 // NamespaceRef rides in each request of the data path.
 type NamespaceRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -666,6 +722,177 @@ func (x *Difference) GetClass() string {
 	return ""
 }
 
+// EngineCounters is what one engine instance has counted since it began, in one namespace: totals, which only grow, so
+// that a lost report costs nothing.
+type EngineCounters struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Lookups, each of any number of keys.
+	Lookups uint64 `protobuf:"varint,1,opt,name=lookups,proto3" json:"lookups,omitempty"`
+	// Keys that were looked up.
+	LookupKeys uint64 `protobuf:"varint,2,opt,name=lookup_keys,json=lookupKeys,proto3" json:"lookup_keys,omitempty"`
+	// Of these, the ones that the engine could use.
+	HitKeys uint64 `protobuf:"varint,3,opt,name=hit_keys,json=hitKeys,proto3" json:"hit_keys,omitempty"`
+	// Pages that came from the store whole and verified.
+	LoadedPages uint64 `protobuf:"varint,4,opt,name=loaded_pages,json=loadedPages,proto3" json:"loaded_pages,omitempty"`
+	// Payload bytes of these.
+	LoadedBytes uint64 `protobuf:"varint,5,opt,name=loaded_bytes,json=loadedBytes,proto3" json:"loaded_bytes,omitempty"`
+	// Pages that the store took, without those that it had already.
+	SavedPages uint64 `protobuf:"varint,6,opt,name=saved_pages,json=savedPages,proto3" json:"saved_pages,omitempty"`
+	// Payload bytes of these.
+	SavedBytes uint64 `protobuf:"varint,7,opt,name=saved_bytes,json=savedBytes,proto3" json:"saved_bytes,omitempty"`
+	// Lookups, pages to load and pages to save that failed, by reason; each reason once. An absent page is no failure.
+	Failures []*FailureCount `protobuf:"bytes,8,rep,name=failures,proto3" json:"failures,omitempty"`
+	// Times that the engine computed again what a lookup had promised.
+	RecomputeFallbacks uint64 `protobuf:"varint,9,opt,name=recompute_fallbacks,json=recomputeFallbacks,proto3" json:"recompute_fallbacks,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *EngineCounters) Reset() {
+	*x = EngineCounters{}
+	mi := &file_quire_v1_common_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EngineCounters) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EngineCounters) ProtoMessage() {}
+
+func (x *EngineCounters) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_common_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EngineCounters.ProtoReflect.Descriptor instead.
+func (*EngineCounters) Descriptor() ([]byte, []int) {
+	return file_quire_v1_common_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *EngineCounters) GetLookups() uint64 {
+	if x != nil {
+		return x.Lookups
+	}
+	return 0
+}
+
+func (x *EngineCounters) GetLookupKeys() uint64 {
+	if x != nil {
+		return x.LookupKeys
+	}
+	return 0
+}
+
+func (x *EngineCounters) GetHitKeys() uint64 {
+	if x != nil {
+		return x.HitKeys
+	}
+	return 0
+}
+
+func (x *EngineCounters) GetLoadedPages() uint64 {
+	if x != nil {
+		return x.LoadedPages
+	}
+	return 0
+}
+
+func (x *EngineCounters) GetLoadedBytes() uint64 {
+	if x != nil {
+		return x.LoadedBytes
+	}
+	return 0
+}
+
+func (x *EngineCounters) GetSavedPages() uint64 {
+	if x != nil {
+		return x.SavedPages
+	}
+	return 0
+}
+
+func (x *EngineCounters) GetSavedBytes() uint64 {
+	if x != nil {
+		return x.SavedBytes
+	}
+	return 0
+}
+
+func (x *EngineCounters) GetFailures() []*FailureCount {
+	if x != nil {
+		return x.Failures
+	}
+	return nil
+}
+
+func (x *EngineCounters) GetRecomputeFallbacks() uint64 {
+	if x != nil {
+		return x.RecomputeFallbacks
+	}
+	return 0
+}
+
+type FailureCount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reason        Reason                 `protobuf:"varint,1,opt,name=reason,proto3,enum=quire.v1.Reason" json:"reason,omitempty"`
+	Count         uint64                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FailureCount) Reset() {
+	*x = FailureCount{}
+	mi := &file_quire_v1_common_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FailureCount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FailureCount) ProtoMessage() {}
+
+func (x *FailureCount) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_common_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FailureCount.ProtoReflect.Descriptor instead.
+func (*FailureCount) Descriptor() ([]byte, []int) {
+	return file_quire_v1_common_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *FailureCount) GetReason() Reason {
+	if x != nil {
+		return x.Reason
+	}
+	return Reason_REASON_UNSPECIFIED
+}
+
+func (x *FailureCount) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 // ErrorDetail rides in google.rpc.Status details of every refused call.
 type ErrorDetail struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -681,7 +908,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_quire_v1_common_proto_msgTypes[5]
+	mi := &file_quire_v1_common_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -693,7 +920,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_common_proto_msgTypes[5]
+	mi := &file_quire_v1_common_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -706,7 +933,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_quire_v1_common_proto_rawDescGZIP(), []int{5}
+	return file_quire_v1_common_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ErrorDetail) GetReason() Reason {
@@ -776,7 +1003,23 @@ const file_quire_v1_common_proto_rawDesc = "" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\f\n" +
 	"\x01a\x18\x02 \x01(\tR\x01a\x12\f\n" +
 	"\x01b\x18\x03 \x01(\tR\x01b\x12\x14\n" +
-	"\x05class\x18\x04 \x01(\tR\x05class\"\xbf\x01\n" +
+	"\x05class\x18\x04 \x01(\tR\x05class\"\xd3\x02\n" +
+	"\x0eEngineCounters\x12\x18\n" +
+	"\alookups\x18\x01 \x01(\x04R\alookups\x12\x1f\n" +
+	"\vlookup_keys\x18\x02 \x01(\x04R\n" +
+	"lookupKeys\x12\x19\n" +
+	"\bhit_keys\x18\x03 \x01(\x04R\ahitKeys\x12!\n" +
+	"\floaded_pages\x18\x04 \x01(\x04R\vloadedPages\x12!\n" +
+	"\floaded_bytes\x18\x05 \x01(\x04R\vloadedBytes\x12\x1f\n" +
+	"\vsaved_pages\x18\x06 \x01(\x04R\n" +
+	"savedPages\x12\x1f\n" +
+	"\vsaved_bytes\x18\a \x01(\x04R\n" +
+	"savedBytes\x122\n" +
+	"\bfailures\x18\b \x03(\v2\x16.quire.v1.FailureCountR\bfailures\x12/\n" +
+	"\x13recompute_fallbacks\x18\t \x01(\x04R\x12recomputeFallbacks\"N\n" +
+	"\fFailureCount\x12(\n" +
+	"\x06reason\x18\x01 \x01(\x0e2\x10.quire.v1.ReasonR\x06reason\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\"\xbf\x01\n" +
 	"\vErrorDetail\x12(\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x10.quire.v1.ReasonR\x06reason\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x126\n" +
@@ -829,7 +1072,12 @@ const file_quire_v1_common_proto_rawDesc = "" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11DURABILITY_MEMORY\x10\x01\x12\x13\n" +
-	"\x0fDURABILITY_DISK\x10\x02B2Z0github.com/quire-kv/quire/proto/quire/v1;quirev1b\x06proto3"
+	"\x0fDURABILITY_DISK\x10\x02*|\n" +
+	"\fBreakerState\x12\x1d\n" +
+	"\x19BREAKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14BREAKER_STATE_CLOSED\x10\x01\x12\x16\n" +
+	"\x12BREAKER_STATE_OPEN\x10\x02\x12\x1b\n" +
+	"\x17BREAKER_STATE_HALF_OPEN\x10\x03B2Z0github.com/quire-kv/quire/proto/quire/v1;quirev1b\x06proto3"
 
 var (
 	file_quire_v1_common_proto_rawDescOnce sync.Once
@@ -843,32 +1091,37 @@ func file_quire_v1_common_proto_rawDescGZIP() []byte {
 	return file_quire_v1_common_proto_rawDescData
 }
 
-var file_quire_v1_common_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_quire_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_quire_v1_common_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_quire_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_quire_v1_common_proto_goTypes = []any{
 	(Reason)(0),                 // 0: quire.v1.Reason
 	(Outcome)(0),                // 1: quire.v1.Outcome
 	(Durability)(0),             // 2: quire.v1.Durability
-	(*NamespaceRef)(nil),        // 3: quire.v1.NamespaceRef
-	(*KeyRun)(nil),              // 4: quire.v1.KeyRun
-	(*View)(nil),                // 5: quire.v1.View
-	(*PageStatus)(nil),          // 6: quire.v1.PageStatus
-	(*Difference)(nil),          // 7: quire.v1.Difference
-	(*ErrorDetail)(nil),         // 8: quire.v1.ErrorDetail
-	(*durationpb.Duration)(nil), // 9: google.protobuf.Duration
+	(BreakerState)(0),           // 3: quire.v1.BreakerState
+	(*NamespaceRef)(nil),        // 4: quire.v1.NamespaceRef
+	(*KeyRun)(nil),              // 5: quire.v1.KeyRun
+	(*View)(nil),                // 6: quire.v1.View
+	(*PageStatus)(nil),          // 7: quire.v1.PageStatus
+	(*Difference)(nil),          // 8: quire.v1.Difference
+	(*EngineCounters)(nil),      // 9: quire.v1.EngineCounters
+	(*FailureCount)(nil),        // 10: quire.v1.FailureCount
+	(*ErrorDetail)(nil),         // 11: quire.v1.ErrorDetail
+	(*durationpb.Duration)(nil), // 12: google.protobuf.Duration
 }
 var file_quire_v1_common_proto_depIdxs = []int32{
-	1, // 0: quire.v1.PageStatus.outcome:type_name -> quire.v1.Outcome
-	0, // 1: quire.v1.PageStatus.reason:type_name -> quire.v1.Reason
-	5, // 2: quire.v1.PageStatus.grants:type_name -> quire.v1.View
-	0, // 3: quire.v1.ErrorDetail.reason:type_name -> quire.v1.Reason
-	7, // 4: quire.v1.ErrorDetail.differences:type_name -> quire.v1.Difference
-	9, // 5: quire.v1.ErrorDetail.retry_after:type_name -> google.protobuf.Duration
-	6, // [6:6] is the sub-list for method output_type
-	6, // [6:6] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	1,  // 0: quire.v1.PageStatus.outcome:type_name -> quire.v1.Outcome
+	0,  // 1: quire.v1.PageStatus.reason:type_name -> quire.v1.Reason
+	6,  // 2: quire.v1.PageStatus.grants:type_name -> quire.v1.View
+	10, // 3: quire.v1.EngineCounters.failures:type_name -> quire.v1.FailureCount
+	0,  // 4: quire.v1.FailureCount.reason:type_name -> quire.v1.Reason
+	0,  // 5: quire.v1.ErrorDetail.reason:type_name -> quire.v1.Reason
+	8,  // 6: quire.v1.ErrorDetail.differences:type_name -> quire.v1.Difference
+	12, // 7: quire.v1.ErrorDetail.retry_after:type_name -> google.protobuf.Duration
+	8,  // [8:8] is the sub-list for method output_type
+	8,  // [8:8] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_quire_v1_common_proto_init() }
@@ -881,8 +1134,8 @@ func file_quire_v1_common_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quire_v1_common_proto_rawDesc), len(file_quire_v1_common_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   6,
+			NumEnums:      4,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -142,7 +142,10 @@ type Namespace struct {
 	Groups    []*Group               `protobuf:"bytes,11,rep,name=groups,proto3" json:"groups,omitempty"`
 	HashBytes uint32                 `protobuf:"varint,12,opt,name=hash_bytes,json=hashBytes,proto3" json:"hash_bytes,omitempty"`
 	// What this node holds and has served of it.
-	Usage         *NamespaceUsage `protobuf:"bytes,13,opt,name=usage,proto3" json:"usage,omitempty"`
+	Usage *NamespaceUsage `protobuf:"bytes,13,opt,name=usage,proto3" json:"usage,omitempty"`
+	// In answers of Get and List: the engine instances that report from it to this node, by name. The namespace's own
+	// tenant and operators see all, others their own tenant's.
+	Instances     []*Instance `protobuf:"bytes,14,rep,name=instances,proto3" json:"instances,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -268,6 +271,144 @@ func (x *Namespace) GetUsage() *NamespaceUsage {
 	return nil
 }
 
+func (x *Namespace) GetInstances() []*Instance {
+	if x != nil {
+		return x.Instances
+	}
+	return nil
+}
+
+// Instance is an engine instance as of its last report (PageService.Report).
+type Instance struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Instance string                 `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
+	// Who reported: tenant/role/name.
+	Principal string `protobuf:"bytes,2,opt,name=principal,proto3" json:"principal,omitempty"`
+	// Of the provenance that it stated; else its own word for both, in engine.
+	Engine        string `protobuf:"bytes,3,opt,name=engine,proto3" json:"engine,omitempty"`
+	EngineVersion string `protobuf:"bytes,4,opt,name=engine_version,json=engineVersion,proto3" json:"engine_version,omitempty"`
+	Adapter       string `protobuf:"bytes,5,opt,name=adapter,proto3" json:"adapter,omitempty"`
+	// The third field of its NamespaceRef; empty: it stated none.
+	Provenance []byte `protobuf:"bytes,6,opt,name=provenance,proto3" json:"provenance,omitempty"`
+	// Since its session began; unset: it named none.
+	SessionAge *durationpb.Duration `protobuf:"bytes,7,opt,name=session_age,json=sessionAge,proto3" json:"session_age,omitempty"`
+	// Since the last report.
+	ReportAge *durationpb.Duration `protobuf:"bytes,8,opt,name=report_age,json=reportAge,proto3" json:"report_age,omitempty"`
+	// Since its counters began at 0, as of the last report.
+	Uptime        *durationpb.Duration `protobuf:"bytes,9,opt,name=uptime,proto3" json:"uptime,omitempty"`
+	Counters      *EngineCounters      `protobuf:"bytes,10,opt,name=counters,proto3" json:"counters,omitempty"`
+	Breaker       BreakerState         `protobuf:"varint,11,opt,name=breaker,proto3,enum=quire.v1.BreakerState" json:"breaker,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Instance) Reset() {
+	*x = Instance{}
+	mi := &file_quire_v1_namespace_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Instance) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Instance) ProtoMessage() {}
+
+func (x *Instance) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_namespace_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Instance.ProtoReflect.Descriptor instead.
+func (*Instance) Descriptor() ([]byte, []int) {
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Instance) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *Instance) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+func (x *Instance) GetEngine() string {
+	if x != nil {
+		return x.Engine
+	}
+	return ""
+}
+
+func (x *Instance) GetEngineVersion() string {
+	if x != nil {
+		return x.EngineVersion
+	}
+	return ""
+}
+
+func (x *Instance) GetAdapter() string {
+	if x != nil {
+		return x.Adapter
+	}
+	return ""
+}
+
+func (x *Instance) GetProvenance() []byte {
+	if x != nil {
+		return x.Provenance
+	}
+	return nil
+}
+
+func (x *Instance) GetSessionAge() *durationpb.Duration {
+	if x != nil {
+		return x.SessionAge
+	}
+	return nil
+}
+
+func (x *Instance) GetReportAge() *durationpb.Duration {
+	if x != nil {
+		return x.ReportAge
+	}
+	return nil
+}
+
+func (x *Instance) GetUptime() *durationpb.Duration {
+	if x != nil {
+		return x.Uptime
+	}
+	return nil
+}
+
+func (x *Instance) GetCounters() *EngineCounters {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
+func (x *Instance) GetBreaker() BreakerState {
+	if x != nil {
+		return x.Breaker
+	}
+	return BreakerState_BREAKER_STATE_UNSPECIFIED
+}
+
 type Group struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Id         []byte                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -284,7 +425,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[1]
+	mi := &file_quire_v1_namespace_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -296,7 +437,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[1]
+	mi := &file_quire_v1_namespace_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -309,7 +450,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{1}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Group) GetId() []byte {
@@ -377,7 +518,7 @@ type NamespaceUsage struct {
 
 func (x *NamespaceUsage) Reset() {
 	*x = NamespaceUsage{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[2]
+	mi := &file_quire_v1_namespace_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -389,7 +530,7 @@ func (x *NamespaceUsage) String() string {
 func (*NamespaceUsage) ProtoMessage() {}
 
 func (x *NamespaceUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[2]
+	mi := &file_quire_v1_namespace_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -402,7 +543,7 @@ func (x *NamespaceUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceUsage.ProtoReflect.Descriptor instead.
 func (*NamespaceUsage) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{2}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *NamespaceUsage) GetPages() uint64 {
@@ -468,7 +609,7 @@ type NamespacePolicy struct {
 
 func (x *NamespacePolicy) Reset() {
 	*x = NamespacePolicy{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[3]
+	mi := &file_quire_v1_namespace_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -480,7 +621,7 @@ func (x *NamespacePolicy) String() string {
 func (*NamespacePolicy) ProtoMessage() {}
 
 func (x *NamespacePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[3]
+	mi := &file_quire_v1_namespace_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -493,7 +634,7 @@ func (x *NamespacePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespacePolicy.ProtoReflect.Descriptor instead.
 func (*NamespacePolicy) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{3}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *NamespacePolicy) GetDefaultExpiry() *durationpb.Duration {
@@ -527,7 +668,7 @@ type NamespaceGrant struct {
 
 func (x *NamespaceGrant) Reset() {
 	*x = NamespaceGrant{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[4]
+	mi := &file_quire_v1_namespace_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -539,7 +680,7 @@ func (x *NamespaceGrant) String() string {
 func (*NamespaceGrant) ProtoMessage() {}
 
 func (x *NamespaceGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[4]
+	mi := &file_quire_v1_namespace_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -552,7 +693,7 @@ func (x *NamespaceGrant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceGrant.ProtoReflect.Descriptor instead.
 func (*NamespaceGrant) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{4}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *NamespaceGrant) GetTenant() string {
@@ -585,7 +726,7 @@ type Waiver struct {
 
 func (x *Waiver) Reset() {
 	*x = Waiver{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[5]
+	mi := &file_quire_v1_namespace_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +738,7 @@ func (x *Waiver) String() string {
 func (*Waiver) ProtoMessage() {}
 
 func (x *Waiver) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[5]
+	mi := &file_quire_v1_namespace_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +751,7 @@ func (x *Waiver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Waiver.ProtoReflect.Descriptor instead.
 func (*Waiver) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{5}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Waiver) GetFactor() string {
@@ -674,7 +815,7 @@ type Sibling struct {
 
 func (x *Sibling) Reset() {
 	*x = Sibling{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[6]
+	mi := &file_quire_v1_namespace_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -686,7 +827,7 @@ func (x *Sibling) String() string {
 func (*Sibling) ProtoMessage() {}
 
 func (x *Sibling) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[6]
+	mi := &file_quire_v1_namespace_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -699,7 +840,7 @@ func (x *Sibling) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sibling.ProtoReflect.Descriptor instead.
 func (*Sibling) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{6}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Sibling) GetId() []byte {
@@ -742,7 +883,7 @@ type OpenRequest struct {
 
 func (x *OpenRequest) Reset() {
 	*x = OpenRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[7]
+	mi := &file_quire_v1_namespace_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -754,7 +895,7 @@ func (x *OpenRequest) String() string {
 func (*OpenRequest) ProtoMessage() {}
 
 func (x *OpenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[7]
+	mi := &file_quire_v1_namespace_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -767,7 +908,7 @@ func (x *OpenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRequest.ProtoReflect.Descriptor instead.
 func (*OpenRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{7}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *OpenRequest) GetSpec() string {
@@ -800,7 +941,7 @@ type OpenResponse struct {
 
 func (x *OpenResponse) Reset() {
 	*x = OpenResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[8]
+	mi := &file_quire_v1_namespace_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -812,7 +953,7 @@ func (x *OpenResponse) String() string {
 func (*OpenResponse) ProtoMessage() {}
 
 func (x *OpenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[8]
+	mi := &file_quire_v1_namespace_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -825,7 +966,7 @@ func (x *OpenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenResponse.ProtoReflect.Descriptor instead.
 func (*OpenResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{8}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *OpenResponse) GetNamespace() *Namespace {
@@ -873,7 +1014,7 @@ type NegotiateRequest struct {
 
 func (x *NegotiateRequest) Reset() {
 	*x = NegotiateRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[9]
+	mi := &file_quire_v1_namespace_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -885,7 +1026,7 @@ func (x *NegotiateRequest) String() string {
 func (*NegotiateRequest) ProtoMessage() {}
 
 func (x *NegotiateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[9]
+	mi := &file_quire_v1_namespace_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -898,7 +1039,7 @@ func (x *NegotiateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NegotiateRequest.ProtoReflect.Descriptor instead.
 func (*NegotiateRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{9}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *NegotiateRequest) GetSpec() string {
@@ -928,7 +1069,7 @@ type NegotiateResponse struct {
 
 func (x *NegotiateResponse) Reset() {
 	*x = NegotiateResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[10]
+	mi := &file_quire_v1_namespace_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -940,7 +1081,7 @@ func (x *NegotiateResponse) String() string {
 func (*NegotiateResponse) ProtoMessage() {}
 
 func (x *NegotiateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[10]
+	mi := &file_quire_v1_namespace_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -953,7 +1094,7 @@ func (x *NegotiateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NegotiateResponse.ProtoReflect.Descriptor instead.
 func (*NegotiateResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{10}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NegotiateResponse) GetId() []byte {
@@ -993,7 +1134,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[11]
+	mi := &file_quire_v1_namespace_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1146,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[11]
+	mi := &file_quire_v1_namespace_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1159,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{11}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetRequest) GetId() []byte {
@@ -1037,7 +1178,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[12]
+	mi := &file_quire_v1_namespace_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1190,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[12]
+	mi := &file_quire_v1_namespace_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1203,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{12}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetResponse) GetNamespace() *Namespace {
@@ -1083,7 +1224,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[13]
+	mi := &file_quire_v1_namespace_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1095,7 +1236,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[13]
+	mi := &file_quire_v1_namespace_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1108,7 +1249,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{13}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListRequest) GetTenant() string {
@@ -1134,7 +1275,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[14]
+	mi := &file_quire_v1_namespace_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1146,7 +1287,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[14]
+	mi := &file_quire_v1_namespace_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1159,7 +1300,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{14}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListResponse) GetNamespaces() []*Namespace {
@@ -1179,7 +1320,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[15]
+	mi := &file_quire_v1_namespace_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1191,7 +1332,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[15]
+	mi := &file_quire_v1_namespace_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1204,7 +1345,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{15}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DiffRequest) GetA() *DiffSide {
@@ -1234,7 +1375,7 @@ type DiffSide struct {
 
 func (x *DiffSide) Reset() {
 	*x = DiffSide{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[16]
+	mi := &file_quire_v1_namespace_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1246,7 +1387,7 @@ func (x *DiffSide) String() string {
 func (*DiffSide) ProtoMessage() {}
 
 func (x *DiffSide) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[16]
+	mi := &file_quire_v1_namespace_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1259,7 +1400,7 @@ func (x *DiffSide) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffSide.ProtoReflect.Descriptor instead.
 func (*DiffSide) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{16}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DiffSide) GetSide() isDiffSide_Side {
@@ -1312,7 +1453,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[17]
+	mi := &file_quire_v1_namespace_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1324,7 +1465,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[17]
+	mi := &file_quire_v1_namespace_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1337,7 +1478,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{17}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DiffResponse) GetDifferences() []*Difference {
@@ -1362,7 +1503,7 @@ type WaiveRequest struct {
 
 func (x *WaiveRequest) Reset() {
 	*x = WaiveRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[18]
+	mi := &file_quire_v1_namespace_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1374,7 +1515,7 @@ func (x *WaiveRequest) String() string {
 func (*WaiveRequest) ProtoMessage() {}
 
 func (x *WaiveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[18]
+	mi := &file_quire_v1_namespace_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1387,7 +1528,7 @@ func (x *WaiveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaiveRequest.ProtoReflect.Descriptor instead.
 func (*WaiveRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{18}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WaiveRequest) GetId() []byte {
@@ -1434,7 +1575,7 @@ type WaiveResponse struct {
 
 func (x *WaiveResponse) Reset() {
 	*x = WaiveResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[19]
+	mi := &file_quire_v1_namespace_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1446,7 +1587,7 @@ func (x *WaiveResponse) String() string {
 func (*WaiveResponse) ProtoMessage() {}
 
 func (x *WaiveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[19]
+	mi := &file_quire_v1_namespace_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1459,7 +1600,7 @@ func (x *WaiveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaiveResponse.ProtoReflect.Descriptor instead.
 func (*WaiveResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{19}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WaiveResponse) GetNamespace() *Namespace {
@@ -1479,7 +1620,7 @@ type RevokeWaiverRequest struct {
 
 func (x *RevokeWaiverRequest) Reset() {
 	*x = RevokeWaiverRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[20]
+	mi := &file_quire_v1_namespace_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1491,7 +1632,7 @@ func (x *RevokeWaiverRequest) String() string {
 func (*RevokeWaiverRequest) ProtoMessage() {}
 
 func (x *RevokeWaiverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[20]
+	mi := &file_quire_v1_namespace_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1504,7 +1645,7 @@ func (x *RevokeWaiverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeWaiverRequest.ProtoReflect.Descriptor instead.
 func (*RevokeWaiverRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{20}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RevokeWaiverRequest) GetId() []byte {
@@ -1530,7 +1671,7 @@ type RevokeWaiverResponse struct {
 
 func (x *RevokeWaiverResponse) Reset() {
 	*x = RevokeWaiverResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[21]
+	mi := &file_quire_v1_namespace_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1683,7 @@ func (x *RevokeWaiverResponse) String() string {
 func (*RevokeWaiverResponse) ProtoMessage() {}
 
 func (x *RevokeWaiverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[21]
+	mi := &file_quire_v1_namespace_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1696,7 @@ func (x *RevokeWaiverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeWaiverResponse.ProtoReflect.Descriptor instead.
 func (*RevokeWaiverResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{21}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RevokeWaiverResponse) GetNamespace() *Namespace {
@@ -1576,7 +1717,7 @@ type GrantRequest struct {
 
 func (x *GrantRequest) Reset() {
 	*x = GrantRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[22]
+	mi := &file_quire_v1_namespace_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1588,7 +1729,7 @@ func (x *GrantRequest) String() string {
 func (*GrantRequest) ProtoMessage() {}
 
 func (x *GrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[22]
+	mi := &file_quire_v1_namespace_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1601,7 +1742,7 @@ func (x *GrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
 func (*GrantRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{22}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GrantRequest) GetId() []byte {
@@ -1634,7 +1775,7 @@ type GrantResponse struct {
 
 func (x *GrantResponse) Reset() {
 	*x = GrantResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[23]
+	mi := &file_quire_v1_namespace_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1646,7 +1787,7 @@ func (x *GrantResponse) String() string {
 func (*GrantResponse) ProtoMessage() {}
 
 func (x *GrantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[23]
+	mi := &file_quire_v1_namespace_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1659,7 +1800,7 @@ func (x *GrantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantResponse.ProtoReflect.Descriptor instead.
 func (*GrantResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{23}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GrantResponse) GetNamespace() *Namespace {
@@ -1679,7 +1820,7 @@ type RevokeGrantRequest struct {
 
 func (x *RevokeGrantRequest) Reset() {
 	*x = RevokeGrantRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[24]
+	mi := &file_quire_v1_namespace_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1691,7 +1832,7 @@ func (x *RevokeGrantRequest) String() string {
 func (*RevokeGrantRequest) ProtoMessage() {}
 
 func (x *RevokeGrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[24]
+	mi := &file_quire_v1_namespace_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1704,7 +1845,7 @@ func (x *RevokeGrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeGrantRequest.ProtoReflect.Descriptor instead.
 func (*RevokeGrantRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{24}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RevokeGrantRequest) GetId() []byte {
@@ -1730,7 +1871,7 @@ type RevokeGrantResponse struct {
 
 func (x *RevokeGrantResponse) Reset() {
 	*x = RevokeGrantResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[25]
+	mi := &file_quire_v1_namespace_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1742,7 +1883,7 @@ func (x *RevokeGrantResponse) String() string {
 func (*RevokeGrantResponse) ProtoMessage() {}
 
 func (x *RevokeGrantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[25]
+	mi := &file_quire_v1_namespace_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1755,7 +1896,7 @@ func (x *RevokeGrantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeGrantResponse.ProtoReflect.Descriptor instead.
 func (*RevokeGrantResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{25}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RevokeGrantResponse) GetNamespace() *Namespace {
@@ -1775,7 +1916,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[26]
+	mi := &file_quire_v1_namespace_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1787,7 +1928,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[26]
+	mi := &file_quire_v1_namespace_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1800,7 +1941,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{26}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SetPolicyRequest) GetId() []byte {
@@ -1826,7 +1967,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[27]
+	mi := &file_quire_v1_namespace_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1838,7 +1979,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[27]
+	mi := &file_quire_v1_namespace_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1851,7 +1992,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{27}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SetPolicyResponse) GetNamespace() *Namespace {
@@ -1870,7 +2011,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[28]
+	mi := &file_quire_v1_namespace_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1882,7 +2023,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[28]
+	mi := &file_quire_v1_namespace_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1895,7 +2036,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{28}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DrainRequest) GetId() []byte {
@@ -1914,7 +2055,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[29]
+	mi := &file_quire_v1_namespace_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1926,7 +2067,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[29]
+	mi := &file_quire_v1_namespace_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1939,7 +2080,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{29}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DrainResponse) GetNamespace() *Namespace {
@@ -1958,7 +2099,7 @@ type RetireRequest struct {
 
 func (x *RetireRequest) Reset() {
 	*x = RetireRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[30]
+	mi := &file_quire_v1_namespace_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1970,7 +2111,7 @@ func (x *RetireRequest) String() string {
 func (*RetireRequest) ProtoMessage() {}
 
 func (x *RetireRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[30]
+	mi := &file_quire_v1_namespace_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1983,7 +2124,7 @@ func (x *RetireRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireRequest.ProtoReflect.Descriptor instead.
 func (*RetireRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{30}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RetireRequest) GetId() []byte {
@@ -2002,7 +2143,7 @@ type RetireResponse struct {
 
 func (x *RetireResponse) Reset() {
 	*x = RetireResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[31]
+	mi := &file_quire_v1_namespace_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2014,7 +2155,7 @@ func (x *RetireResponse) String() string {
 func (*RetireResponse) ProtoMessage() {}
 
 func (x *RetireResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[31]
+	mi := &file_quire_v1_namespace_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2027,7 +2168,7 @@ func (x *RetireResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireResponse.ProtoReflect.Descriptor instead.
 func (*RetireResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{31}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RetireResponse) GetNamespace() *Namespace {
@@ -2046,7 +2187,7 @@ type PurgeRequest struct {
 
 func (x *PurgeRequest) Reset() {
 	*x = PurgeRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[32]
+	mi := &file_quire_v1_namespace_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2058,7 +2199,7 @@ func (x *PurgeRequest) String() string {
 func (*PurgeRequest) ProtoMessage() {}
 
 func (x *PurgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[32]
+	mi := &file_quire_v1_namespace_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2071,7 +2212,7 @@ func (x *PurgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeRequest.ProtoReflect.Descriptor instead.
 func (*PurgeRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{32}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PurgeRequest) GetId() []byte {
@@ -2090,7 +2231,7 @@ type PurgeResponse struct {
 
 func (x *PurgeResponse) Reset() {
 	*x = PurgeResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[33]
+	mi := &file_quire_v1_namespace_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2102,7 +2243,7 @@ func (x *PurgeResponse) String() string {
 func (*PurgeResponse) ProtoMessage() {}
 
 func (x *PurgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[33]
+	mi := &file_quire_v1_namespace_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2115,7 +2256,7 @@ func (x *PurgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeResponse.ProtoReflect.Descriptor instead.
 func (*PurgeResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{33}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PurgeResponse) GetNamespace() *Namespace {
@@ -2134,7 +2275,7 @@ type AllowForkRequest struct {
 
 func (x *AllowForkRequest) Reset() {
 	*x = AllowForkRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[34]
+	mi := &file_quire_v1_namespace_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2146,7 +2287,7 @@ func (x *AllowForkRequest) String() string {
 func (*AllowForkRequest) ProtoMessage() {}
 
 func (x *AllowForkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[34]
+	mi := &file_quire_v1_namespace_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2159,7 +2300,7 @@ func (x *AllowForkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllowForkRequest.ProtoReflect.Descriptor instead.
 func (*AllowForkRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{34}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *AllowForkRequest) GetId() []byte {
@@ -2178,7 +2319,7 @@ type AllowForkResponse struct {
 
 func (x *AllowForkResponse) Reset() {
 	*x = AllowForkResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[35]
+	mi := &file_quire_v1_namespace_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2190,7 +2331,7 @@ func (x *AllowForkResponse) String() string {
 func (*AllowForkResponse) ProtoMessage() {}
 
 func (x *AllowForkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[35]
+	mi := &file_quire_v1_namespace_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2203,7 +2344,7 @@ func (x *AllowForkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllowForkResponse.ProtoReflect.Descriptor instead.
 func (*AllowForkResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{35}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AllowForkResponse) GetNamespace() *Namespace {
@@ -2221,7 +2362,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[36]
+	mi := &file_quire_v1_namespace_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2233,7 +2374,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[36]
+	mi := &file_quire_v1_namespace_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2246,7 +2387,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{36}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{37}
 }
 
 type WatchResponse struct {
@@ -2258,7 +2399,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_quire_v1_namespace_proto_msgTypes[37]
+	mi := &file_quire_v1_namespace_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2270,7 +2411,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_namespace_proto_msgTypes[37]
+	mi := &file_quire_v1_namespace_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2283,7 +2424,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{37}
+	return file_quire_v1_namespace_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WatchResponse) GetNamespace() *Namespace {
@@ -2297,7 +2438,7 @@ var File_quire_v1_namespace_proto protoreflect.FileDescriptor
 
 const file_quire_v1_namespace_proto_rawDesc = "" +
 	"\n" +
-	"\x18quire/v1/namespace.proto\x12\bquire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15quire/v1/common.proto\"\x83\x04\n" +
+	"\x18quire/v1/namespace.proto\x12\bquire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15quire/v1/common.proto\"\xb5\x04\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x16\n" +
@@ -2313,7 +2454,25 @@ const file_quire_v1_namespace_proto_rawDesc = "" +
 	"\x06groups\x18\v \x03(\v2\x0f.quire.v1.GroupR\x06groups\x12\x1d\n" +
 	"\n" +
 	"hash_bytes\x18\f \x01(\rR\thashBytes\x12.\n" +
-	"\x05usage\x18\r \x01(\v2\x18.quire.v1.NamespaceUsageR\x05usage\"\xb4\x01\n" +
+	"\x05usage\x18\r \x01(\v2\x18.quire.v1.NamespaceUsageR\x05usage\x120\n" +
+	"\tinstances\x18\x0e \x03(\v2\x12.quire.v1.InstanceR\tinstances\"\xce\x03\n" +
+	"\bInstance\x12\x1a\n" +
+	"\binstance\x18\x01 \x01(\tR\binstance\x12\x1c\n" +
+	"\tprincipal\x18\x02 \x01(\tR\tprincipal\x12\x16\n" +
+	"\x06engine\x18\x03 \x01(\tR\x06engine\x12%\n" +
+	"\x0eengine_version\x18\x04 \x01(\tR\rengineVersion\x12\x18\n" +
+	"\aadapter\x18\x05 \x01(\tR\aadapter\x12\x1e\n" +
+	"\n" +
+	"provenance\x18\x06 \x01(\fR\n" +
+	"provenance\x12:\n" +
+	"\vsession_age\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"sessionAge\x128\n" +
+	"\n" +
+	"report_age\x18\b \x01(\v2\x19.google.protobuf.DurationR\treportAge\x121\n" +
+	"\x06uptime\x18\t \x01(\v2\x19.google.protobuf.DurationR\x06uptime\x124\n" +
+	"\bcounters\x18\n" +
+	" \x01(\v2\x18.quire.v1.EngineCountersR\bcounters\x120\n" +
+	"\abreaker\x18\v \x01(\x0e2\x16.quire.v1.BreakerStateR\abreaker\"\xb4\x01\n" +
 	"\x05Group\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x1f\n" +
@@ -2482,127 +2641,136 @@ func file_quire_v1_namespace_proto_rawDescGZIP() []byte {
 }
 
 var file_quire_v1_namespace_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_quire_v1_namespace_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_quire_v1_namespace_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_quire_v1_namespace_proto_goTypes = []any{
 	(NamespaceState)(0),           // 0: quire.v1.NamespaceState
 	(GrantRight)(0),               // 1: quire.v1.GrantRight
 	(*Namespace)(nil),             // 2: quire.v1.Namespace
-	(*Group)(nil),                 // 3: quire.v1.Group
-	(*NamespaceUsage)(nil),        // 4: quire.v1.NamespaceUsage
-	(*NamespacePolicy)(nil),       // 5: quire.v1.NamespacePolicy
-	(*NamespaceGrant)(nil),        // 6: quire.v1.NamespaceGrant
-	(*Waiver)(nil),                // 7: quire.v1.Waiver
-	(*Sibling)(nil),               // 8: quire.v1.Sibling
-	(*OpenRequest)(nil),           // 9: quire.v1.OpenRequest
-	(*OpenResponse)(nil),          // 10: quire.v1.OpenResponse
-	(*NegotiateRequest)(nil),      // 11: quire.v1.NegotiateRequest
-	(*NegotiateResponse)(nil),     // 12: quire.v1.NegotiateResponse
-	(*GetRequest)(nil),            // 13: quire.v1.GetRequest
-	(*GetResponse)(nil),           // 14: quire.v1.GetResponse
-	(*ListRequest)(nil),           // 15: quire.v1.ListRequest
-	(*ListResponse)(nil),          // 16: quire.v1.ListResponse
-	(*DiffRequest)(nil),           // 17: quire.v1.DiffRequest
-	(*DiffSide)(nil),              // 18: quire.v1.DiffSide
-	(*DiffResponse)(nil),          // 19: quire.v1.DiffResponse
-	(*WaiveRequest)(nil),          // 20: quire.v1.WaiveRequest
-	(*WaiveResponse)(nil),         // 21: quire.v1.WaiveResponse
-	(*RevokeWaiverRequest)(nil),   // 22: quire.v1.RevokeWaiverRequest
-	(*RevokeWaiverResponse)(nil),  // 23: quire.v1.RevokeWaiverResponse
-	(*GrantRequest)(nil),          // 24: quire.v1.GrantRequest
-	(*GrantResponse)(nil),         // 25: quire.v1.GrantResponse
-	(*RevokeGrantRequest)(nil),    // 26: quire.v1.RevokeGrantRequest
-	(*RevokeGrantResponse)(nil),   // 27: quire.v1.RevokeGrantResponse
-	(*SetPolicyRequest)(nil),      // 28: quire.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),     // 29: quire.v1.SetPolicyResponse
-	(*DrainRequest)(nil),          // 30: quire.v1.DrainRequest
-	(*DrainResponse)(nil),         // 31: quire.v1.DrainResponse
-	(*RetireRequest)(nil),         // 32: quire.v1.RetireRequest
-	(*RetireResponse)(nil),        // 33: quire.v1.RetireResponse
-	(*PurgeRequest)(nil),          // 34: quire.v1.PurgeRequest
-	(*PurgeResponse)(nil),         // 35: quire.v1.PurgeResponse
-	(*AllowForkRequest)(nil),      // 36: quire.v1.AllowForkRequest
-	(*AllowForkResponse)(nil),     // 37: quire.v1.AllowForkResponse
-	(*WatchRequest)(nil),          // 38: quire.v1.WatchRequest
-	(*WatchResponse)(nil),         // 39: quire.v1.WatchResponse
-	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
-	(Durability)(0),               // 42: quire.v1.Durability
-	(*Difference)(nil),            // 43: quire.v1.Difference
-	(Reason)(0),                   // 44: quire.v1.Reason
+	(*Instance)(nil),              // 3: quire.v1.Instance
+	(*Group)(nil),                 // 4: quire.v1.Group
+	(*NamespaceUsage)(nil),        // 5: quire.v1.NamespaceUsage
+	(*NamespacePolicy)(nil),       // 6: quire.v1.NamespacePolicy
+	(*NamespaceGrant)(nil),        // 7: quire.v1.NamespaceGrant
+	(*Waiver)(nil),                // 8: quire.v1.Waiver
+	(*Sibling)(nil),               // 9: quire.v1.Sibling
+	(*OpenRequest)(nil),           // 10: quire.v1.OpenRequest
+	(*OpenResponse)(nil),          // 11: quire.v1.OpenResponse
+	(*NegotiateRequest)(nil),      // 12: quire.v1.NegotiateRequest
+	(*NegotiateResponse)(nil),     // 13: quire.v1.NegotiateResponse
+	(*GetRequest)(nil),            // 14: quire.v1.GetRequest
+	(*GetResponse)(nil),           // 15: quire.v1.GetResponse
+	(*ListRequest)(nil),           // 16: quire.v1.ListRequest
+	(*ListResponse)(nil),          // 17: quire.v1.ListResponse
+	(*DiffRequest)(nil),           // 18: quire.v1.DiffRequest
+	(*DiffSide)(nil),              // 19: quire.v1.DiffSide
+	(*DiffResponse)(nil),          // 20: quire.v1.DiffResponse
+	(*WaiveRequest)(nil),          // 21: quire.v1.WaiveRequest
+	(*WaiveResponse)(nil),         // 22: quire.v1.WaiveResponse
+	(*RevokeWaiverRequest)(nil),   // 23: quire.v1.RevokeWaiverRequest
+	(*RevokeWaiverResponse)(nil),  // 24: quire.v1.RevokeWaiverResponse
+	(*GrantRequest)(nil),          // 25: quire.v1.GrantRequest
+	(*GrantResponse)(nil),         // 26: quire.v1.GrantResponse
+	(*RevokeGrantRequest)(nil),    // 27: quire.v1.RevokeGrantRequest
+	(*RevokeGrantResponse)(nil),   // 28: quire.v1.RevokeGrantResponse
+	(*SetPolicyRequest)(nil),      // 29: quire.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),     // 30: quire.v1.SetPolicyResponse
+	(*DrainRequest)(nil),          // 31: quire.v1.DrainRequest
+	(*DrainResponse)(nil),         // 32: quire.v1.DrainResponse
+	(*RetireRequest)(nil),         // 33: quire.v1.RetireRequest
+	(*RetireResponse)(nil),        // 34: quire.v1.RetireResponse
+	(*PurgeRequest)(nil),          // 35: quire.v1.PurgeRequest
+	(*PurgeResponse)(nil),         // 36: quire.v1.PurgeResponse
+	(*AllowForkRequest)(nil),      // 37: quire.v1.AllowForkRequest
+	(*AllowForkResponse)(nil),     // 38: quire.v1.AllowForkResponse
+	(*WatchRequest)(nil),          // 39: quire.v1.WatchRequest
+	(*WatchResponse)(nil),         // 40: quire.v1.WatchResponse
+	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
+	(*EngineCounters)(nil),        // 43: quire.v1.EngineCounters
+	(BreakerState)(0),             // 44: quire.v1.BreakerState
+	(Durability)(0),               // 45: quire.v1.Durability
+	(*Difference)(nil),            // 46: quire.v1.Difference
+	(Reason)(0),                   // 47: quire.v1.Reason
 }
 var file_quire_v1_namespace_proto_depIdxs = []int32{
 	0,  // 0: quire.v1.Namespace.state:type_name -> quire.v1.NamespaceState
-	7,  // 1: quire.v1.Namespace.waivers:type_name -> quire.v1.Waiver
-	6,  // 2: quire.v1.Namespace.grants:type_name -> quire.v1.NamespaceGrant
-	5,  // 3: quire.v1.Namespace.policy:type_name -> quire.v1.NamespacePolicy
-	40, // 4: quire.v1.Namespace.created:type_name -> google.protobuf.Timestamp
-	40, // 5: quire.v1.Namespace.last_use:type_name -> google.protobuf.Timestamp
-	3,  // 6: quire.v1.Namespace.groups:type_name -> quire.v1.Group
-	4,  // 7: quire.v1.Namespace.usage:type_name -> quire.v1.NamespaceUsage
-	40, // 8: quire.v1.NamespaceUsage.last_write:type_name -> google.protobuf.Timestamp
-	41, // 9: quire.v1.NamespacePolicy.default_expiry:type_name -> google.protobuf.Duration
-	42, // 10: quire.v1.NamespacePolicy.default_durability:type_name -> quire.v1.Durability
-	1,  // 11: quire.v1.NamespaceGrant.right:type_name -> quire.v1.GrantRight
-	40, // 12: quire.v1.Waiver.expiry:type_name -> google.protobuf.Timestamp
-	0,  // 13: quire.v1.Sibling.state:type_name -> quire.v1.NamespaceState
-	43, // 14: quire.v1.Sibling.differences:type_name -> quire.v1.Difference
-	2,  // 15: quire.v1.OpenResponse.namespace:type_name -> quire.v1.Namespace
-	8,  // 16: quire.v1.OpenResponse.siblings:type_name -> quire.v1.Sibling
-	44, // 17: quire.v1.NegotiateResponse.reason:type_name -> quire.v1.Reason
-	8,  // 18: quire.v1.NegotiateResponse.siblings:type_name -> quire.v1.Sibling
-	2,  // 19: quire.v1.GetResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 20: quire.v1.ListResponse.namespaces:type_name -> quire.v1.Namespace
-	18, // 21: quire.v1.DiffRequest.a:type_name -> quire.v1.DiffSide
-	18, // 22: quire.v1.DiffRequest.b:type_name -> quire.v1.DiffSide
-	43, // 23: quire.v1.DiffResponse.differences:type_name -> quire.v1.Difference
-	41, // 24: quire.v1.WaiveRequest.lifetime:type_name -> google.protobuf.Duration
-	2,  // 25: quire.v1.WaiveResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 26: quire.v1.RevokeWaiverResponse.namespace:type_name -> quire.v1.Namespace
-	1,  // 27: quire.v1.GrantRequest.right:type_name -> quire.v1.GrantRight
-	2,  // 28: quire.v1.GrantResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 29: quire.v1.RevokeGrantResponse.namespace:type_name -> quire.v1.Namespace
-	5,  // 30: quire.v1.SetPolicyRequest.policy:type_name -> quire.v1.NamespacePolicy
-	2,  // 31: quire.v1.SetPolicyResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 32: quire.v1.DrainResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 33: quire.v1.RetireResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 34: quire.v1.PurgeResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 35: quire.v1.AllowForkResponse.namespace:type_name -> quire.v1.Namespace
-	2,  // 36: quire.v1.WatchResponse.namespace:type_name -> quire.v1.Namespace
-	9,  // 37: quire.v1.NamespaceService.Open:input_type -> quire.v1.OpenRequest
-	11, // 38: quire.v1.NamespaceService.Negotiate:input_type -> quire.v1.NegotiateRequest
-	13, // 39: quire.v1.NamespaceService.Get:input_type -> quire.v1.GetRequest
-	15, // 40: quire.v1.NamespaceService.List:input_type -> quire.v1.ListRequest
-	17, // 41: quire.v1.NamespaceService.Diff:input_type -> quire.v1.DiffRequest
-	20, // 42: quire.v1.NamespaceService.Waive:input_type -> quire.v1.WaiveRequest
-	22, // 43: quire.v1.NamespaceService.RevokeWaiver:input_type -> quire.v1.RevokeWaiverRequest
-	24, // 44: quire.v1.NamespaceService.Grant:input_type -> quire.v1.GrantRequest
-	26, // 45: quire.v1.NamespaceService.RevokeGrant:input_type -> quire.v1.RevokeGrantRequest
-	28, // 46: quire.v1.NamespaceService.SetPolicy:input_type -> quire.v1.SetPolicyRequest
-	30, // 47: quire.v1.NamespaceService.Drain:input_type -> quire.v1.DrainRequest
-	32, // 48: quire.v1.NamespaceService.Retire:input_type -> quire.v1.RetireRequest
-	34, // 49: quire.v1.NamespaceService.Purge:input_type -> quire.v1.PurgeRequest
-	36, // 50: quire.v1.NamespaceService.AllowFork:input_type -> quire.v1.AllowForkRequest
-	38, // 51: quire.v1.NamespaceService.Watch:input_type -> quire.v1.WatchRequest
-	10, // 52: quire.v1.NamespaceService.Open:output_type -> quire.v1.OpenResponse
-	12, // 53: quire.v1.NamespaceService.Negotiate:output_type -> quire.v1.NegotiateResponse
-	14, // 54: quire.v1.NamespaceService.Get:output_type -> quire.v1.GetResponse
-	16, // 55: quire.v1.NamespaceService.List:output_type -> quire.v1.ListResponse
-	19, // 56: quire.v1.NamespaceService.Diff:output_type -> quire.v1.DiffResponse
-	21, // 57: quire.v1.NamespaceService.Waive:output_type -> quire.v1.WaiveResponse
-	23, // 58: quire.v1.NamespaceService.RevokeWaiver:output_type -> quire.v1.RevokeWaiverResponse
-	25, // 59: quire.v1.NamespaceService.Grant:output_type -> quire.v1.GrantResponse
-	27, // 60: quire.v1.NamespaceService.RevokeGrant:output_type -> quire.v1.RevokeGrantResponse
-	29, // 61: quire.v1.NamespaceService.SetPolicy:output_type -> quire.v1.SetPolicyResponse
-	31, // 62: quire.v1.NamespaceService.Drain:output_type -> quire.v1.DrainResponse
-	33, // 63: quire.v1.NamespaceService.Retire:output_type -> quire.v1.RetireResponse
-	35, // 64: quire.v1.NamespaceService.Purge:output_type -> quire.v1.PurgeResponse
-	37, // 65: quire.v1.NamespaceService.AllowFork:output_type -> quire.v1.AllowForkResponse
-	39, // 66: quire.v1.NamespaceService.Watch:output_type -> quire.v1.WatchResponse
-	52, // [52:67] is the sub-list for method output_type
-	37, // [37:52] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	8,  // 1: quire.v1.Namespace.waivers:type_name -> quire.v1.Waiver
+	7,  // 2: quire.v1.Namespace.grants:type_name -> quire.v1.NamespaceGrant
+	6,  // 3: quire.v1.Namespace.policy:type_name -> quire.v1.NamespacePolicy
+	41, // 4: quire.v1.Namespace.created:type_name -> google.protobuf.Timestamp
+	41, // 5: quire.v1.Namespace.last_use:type_name -> google.protobuf.Timestamp
+	4,  // 6: quire.v1.Namespace.groups:type_name -> quire.v1.Group
+	5,  // 7: quire.v1.Namespace.usage:type_name -> quire.v1.NamespaceUsage
+	3,  // 8: quire.v1.Namespace.instances:type_name -> quire.v1.Instance
+	42, // 9: quire.v1.Instance.session_age:type_name -> google.protobuf.Duration
+	42, // 10: quire.v1.Instance.report_age:type_name -> google.protobuf.Duration
+	42, // 11: quire.v1.Instance.uptime:type_name -> google.protobuf.Duration
+	43, // 12: quire.v1.Instance.counters:type_name -> quire.v1.EngineCounters
+	44, // 13: quire.v1.Instance.breaker:type_name -> quire.v1.BreakerState
+	41, // 14: quire.v1.NamespaceUsage.last_write:type_name -> google.protobuf.Timestamp
+	42, // 15: quire.v1.NamespacePolicy.default_expiry:type_name -> google.protobuf.Duration
+	45, // 16: quire.v1.NamespacePolicy.default_durability:type_name -> quire.v1.Durability
+	1,  // 17: quire.v1.NamespaceGrant.right:type_name -> quire.v1.GrantRight
+	41, // 18: quire.v1.Waiver.expiry:type_name -> google.protobuf.Timestamp
+	0,  // 19: quire.v1.Sibling.state:type_name -> quire.v1.NamespaceState
+	46, // 20: quire.v1.Sibling.differences:type_name -> quire.v1.Difference
+	2,  // 21: quire.v1.OpenResponse.namespace:type_name -> quire.v1.Namespace
+	9,  // 22: quire.v1.OpenResponse.siblings:type_name -> quire.v1.Sibling
+	47, // 23: quire.v1.NegotiateResponse.reason:type_name -> quire.v1.Reason
+	9,  // 24: quire.v1.NegotiateResponse.siblings:type_name -> quire.v1.Sibling
+	2,  // 25: quire.v1.GetResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 26: quire.v1.ListResponse.namespaces:type_name -> quire.v1.Namespace
+	19, // 27: quire.v1.DiffRequest.a:type_name -> quire.v1.DiffSide
+	19, // 28: quire.v1.DiffRequest.b:type_name -> quire.v1.DiffSide
+	46, // 29: quire.v1.DiffResponse.differences:type_name -> quire.v1.Difference
+	42, // 30: quire.v1.WaiveRequest.lifetime:type_name -> google.protobuf.Duration
+	2,  // 31: quire.v1.WaiveResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 32: quire.v1.RevokeWaiverResponse.namespace:type_name -> quire.v1.Namespace
+	1,  // 33: quire.v1.GrantRequest.right:type_name -> quire.v1.GrantRight
+	2,  // 34: quire.v1.GrantResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 35: quire.v1.RevokeGrantResponse.namespace:type_name -> quire.v1.Namespace
+	6,  // 36: quire.v1.SetPolicyRequest.policy:type_name -> quire.v1.NamespacePolicy
+	2,  // 37: quire.v1.SetPolicyResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 38: quire.v1.DrainResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 39: quire.v1.RetireResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 40: quire.v1.PurgeResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 41: quire.v1.AllowForkResponse.namespace:type_name -> quire.v1.Namespace
+	2,  // 42: quire.v1.WatchResponse.namespace:type_name -> quire.v1.Namespace
+	10, // 43: quire.v1.NamespaceService.Open:input_type -> quire.v1.OpenRequest
+	12, // 44: quire.v1.NamespaceService.Negotiate:input_type -> quire.v1.NegotiateRequest
+	14, // 45: quire.v1.NamespaceService.Get:input_type -> quire.v1.GetRequest
+	16, // 46: quire.v1.NamespaceService.List:input_type -> quire.v1.ListRequest
+	18, // 47: quire.v1.NamespaceService.Diff:input_type -> quire.v1.DiffRequest
+	21, // 48: quire.v1.NamespaceService.Waive:input_type -> quire.v1.WaiveRequest
+	23, // 49: quire.v1.NamespaceService.RevokeWaiver:input_type -> quire.v1.RevokeWaiverRequest
+	25, // 50: quire.v1.NamespaceService.Grant:input_type -> quire.v1.GrantRequest
+	27, // 51: quire.v1.NamespaceService.RevokeGrant:input_type -> quire.v1.RevokeGrantRequest
+	29, // 52: quire.v1.NamespaceService.SetPolicy:input_type -> quire.v1.SetPolicyRequest
+	31, // 53: quire.v1.NamespaceService.Drain:input_type -> quire.v1.DrainRequest
+	33, // 54: quire.v1.NamespaceService.Retire:input_type -> quire.v1.RetireRequest
+	35, // 55: quire.v1.NamespaceService.Purge:input_type -> quire.v1.PurgeRequest
+	37, // 56: quire.v1.NamespaceService.AllowFork:input_type -> quire.v1.AllowForkRequest
+	39, // 57: quire.v1.NamespaceService.Watch:input_type -> quire.v1.WatchRequest
+	11, // 58: quire.v1.NamespaceService.Open:output_type -> quire.v1.OpenResponse
+	13, // 59: quire.v1.NamespaceService.Negotiate:output_type -> quire.v1.NegotiateResponse
+	15, // 60: quire.v1.NamespaceService.Get:output_type -> quire.v1.GetResponse
+	17, // 61: quire.v1.NamespaceService.List:output_type -> quire.v1.ListResponse
+	20, // 62: quire.v1.NamespaceService.Diff:output_type -> quire.v1.DiffResponse
+	22, // 63: quire.v1.NamespaceService.Waive:output_type -> quire.v1.WaiveResponse
+	24, // 64: quire.v1.NamespaceService.RevokeWaiver:output_type -> quire.v1.RevokeWaiverResponse
+	26, // 65: quire.v1.NamespaceService.Grant:output_type -> quire.v1.GrantResponse
+	28, // 66: quire.v1.NamespaceService.RevokeGrant:output_type -> quire.v1.RevokeGrantResponse
+	30, // 67: quire.v1.NamespaceService.SetPolicy:output_type -> quire.v1.SetPolicyResponse
+	32, // 68: quire.v1.NamespaceService.Drain:output_type -> quire.v1.DrainResponse
+	34, // 69: quire.v1.NamespaceService.Retire:output_type -> quire.v1.RetireResponse
+	36, // 70: quire.v1.NamespaceService.Purge:output_type -> quire.v1.PurgeResponse
+	38, // 71: quire.v1.NamespaceService.AllowFork:output_type -> quire.v1.AllowForkResponse
+	40, // 72: quire.v1.NamespaceService.Watch:output_type -> quire.v1.WatchResponse
+	58, // [58:73] is the sub-list for method output_type
+	43, // [43:58] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_quire_v1_namespace_proto_init() }
@@ -2611,7 +2779,7 @@ func file_quire_v1_namespace_proto_init() {
 		return
 	}
 	file_quire_v1_common_proto_init()
-	file_quire_v1_namespace_proto_msgTypes[16].OneofWrappers = []any{
+	file_quire_v1_namespace_proto_msgTypes[17].OneofWrappers = []any{
 		(*DiffSide_Id)(nil),
 		(*DiffSide_Spec)(nil),
 	}
@@ -2621,7 +2789,7 @@ func file_quire_v1_namespace_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quire_v1_namespace_proto_rawDesc), len(file_quire_v1_namespace_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   38,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

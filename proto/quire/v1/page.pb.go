@@ -2322,6 +2322,159 @@ func (x *PageEvent) GetReason() Reason {
 	return Reason_REASON_UNSPECIFIED
 }
 
+// ReportRequest is the state of one engine instance in one namespace. All of it is the caller's word, for people.
+type ReportRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace *NamespaceRef          `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Of Attach: the report is forgotten with it. Empty: only with time.
+	SessionId []byte `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Which engine process this is, "gpu-7:4711"; 1 to 128 bytes of printable text. Processes of one name and different
+	// sessions are kept apart.
+	Instance string `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
+	// "vllm 0.11.0"; at most 64 bytes of printable text. Shown where namespace.provenance is not given, since that
+	// names engine and version.
+	Engine string `protobuf:"bytes,4,opt,name=engine,proto3" json:"engine,omitempty"`
+	// What speaks for the engine, "quire_kv.vllm 0.1.0"; at most 64 bytes of printable text.
+	Adapter  string          `protobuf:"bytes,5,opt,name=adapter,proto3" json:"adapter,omitempty"`
+	Counters *EngineCounters `protobuf:"bytes,6,opt,name=counters,proto3" json:"counters,omitempty"`
+	Breaker  BreakerState    `protobuf:"varint,7,opt,name=breaker,proto3,enum=quire.v1.BreakerState" json:"breaker,omitempty"`
+	// Since counters began at 0.
+	Uptime        *durationpb.Duration `protobuf:"bytes,8,opt,name=uptime,proto3" json:"uptime,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportRequest) Reset() {
+	*x = ReportRequest{}
+	mi := &file_quire_v1_page_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportRequest) ProtoMessage() {}
+
+func (x *ReportRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_page_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
+func (*ReportRequest) Descriptor() ([]byte, []int) {
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ReportRequest) GetNamespace() *NamespaceRef {
+	if x != nil {
+		return x.Namespace
+	}
+	return nil
+}
+
+func (x *ReportRequest) GetSessionId() []byte {
+	if x != nil {
+		return x.SessionId
+	}
+	return nil
+}
+
+func (x *ReportRequest) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *ReportRequest) GetEngine() string {
+	if x != nil {
+		return x.Engine
+	}
+	return ""
+}
+
+func (x *ReportRequest) GetAdapter() string {
+	if x != nil {
+		return x.Adapter
+	}
+	return ""
+}
+
+func (x *ReportRequest) GetCounters() *EngineCounters {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
+func (x *ReportRequest) GetBreaker() BreakerState {
+	if x != nil {
+		return x.Breaker
+	}
+	return BreakerState_BREAKER_STATE_UNSPECIFIED
+}
+
+func (x *ReportRequest) GetUptime() *durationpb.Duration {
+	if x != nil {
+		return x.Uptime
+	}
+	return nil
+}
+
+type ReportResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When to report again; reporting more often is of no use.
+	Interval      *durationpb.Duration `protobuf:"bytes,1,opt,name=interval,proto3" json:"interval,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportResponse) Reset() {
+	*x = ReportResponse{}
+	mi := &file_quire_v1_page_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportResponse) ProtoMessage() {}
+
+func (x *ReportResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_page_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
+func (*ReportResponse) Descriptor() ([]byte, []int) {
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ReportResponse) GetInterval() *durationpb.Duration {
+	if x != nil {
+		return x.Interval
+	}
+	return nil
+}
+
 var File_quire_v1_page_proto protoreflect.FileDescriptor
 
 const file_quire_v1_page_proto_rawDesc = "" +
@@ -2485,7 +2638,19 @@ const file_quire_v1_page_proto_rawDesc = "" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vKIND_STORED\x10\x01\x12\x10\n" +
-	"\fKIND_REMOVED\x10\x022\xd6\b\n" +
+	"\fKIND_REMOVED\x10\x02\"\xcd\x02\n" +
+	"\rReportRequest\x124\n" +
+	"\tnamespace\x18\x01 \x01(\v2\x16.quire.v1.NamespaceRefR\tnamespace\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\fR\tsessionId\x12\x1a\n" +
+	"\binstance\x18\x03 \x01(\tR\binstance\x12\x16\n" +
+	"\x06engine\x18\x04 \x01(\tR\x06engine\x12\x18\n" +
+	"\aadapter\x18\x05 \x01(\tR\aadapter\x124\n" +
+	"\bcounters\x18\x06 \x01(\v2\x18.quire.v1.EngineCountersR\bcounters\x120\n" +
+	"\abreaker\x18\a \x01(\x0e2\x16.quire.v1.BreakerStateR\abreaker\x121\n" +
+	"\x06uptime\x18\b \x01(\v2\x19.google.protobuf.DurationR\x06uptime\"G\n" +
+	"\x0eReportResponse\x125\n" +
+	"\binterval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\binterval2\x93\t\n" +
 	"\vPageService\x12V\n" +
 	"\x0fGetCapabilities\x12 .quire.v1.GetCapabilitiesRequest\x1a!.quire.v1.GetCapabilitiesResponse\x12=\n" +
 	"\x06Attach\x12\x17.quire.v1.AttachRequest\x1a\x18.quire.v1.AttachResponse0\x01\x12J\n" +
@@ -2504,7 +2669,8 @@ const file_quire_v1_page_proto_rawDesc = "" +
 	"\x05Touch\x12\x16.quire.v1.TouchRequest\x1a\x17.quire.v1.TouchResponse\x122\n" +
 	"\x03Pin\x12\x14.quire.v1.PinRequest\x1a\x15.quire.v1.PinResponse\x12I\n" +
 	"\n" +
-	"WatchPages\x12\x1b.quire.v1.WatchPagesRequest\x1a\x1c.quire.v1.WatchPagesResponse0\x01B2Z0github.com/quire-kv/quire/proto/quire/v1;quirev1b\x06proto3"
+	"WatchPages\x12\x1b.quire.v1.WatchPagesRequest\x1a\x1c.quire.v1.WatchPagesResponse0\x01\x12;\n" +
+	"\x06Report\x12\x17.quire.v1.ReportRequest\x1a\x18.quire.v1.ReportResponseB2Z0github.com/quire-kv/quire/proto/quire/v1;quirev1b\x06proto3"
 
 var (
 	file_quire_v1_page_proto_rawDescOnce sync.Once
@@ -2519,7 +2685,7 @@ func file_quire_v1_page_proto_rawDescGZIP() []byte {
 }
 
 var file_quire_v1_page_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_quire_v1_page_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_quire_v1_page_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_quire_v1_page_proto_goTypes = []any{
 	(PageEvent_Kind)(0),             // 0: quire.v1.PageEvent.Kind
 	(*GetCapabilitiesRequest)(nil),  // 1: quire.v1.GetCapabilitiesRequest
@@ -2558,104 +2724,115 @@ var file_quire_v1_page_proto_goTypes = []any{
 	(*WatchPagesRequest)(nil),       // 34: quire.v1.WatchPagesRequest
 	(*WatchPagesResponse)(nil),      // 35: quire.v1.WatchPagesResponse
 	(*PageEvent)(nil),               // 36: quire.v1.PageEvent
-	(*durationpb.Duration)(nil),     // 37: google.protobuf.Duration
-	(*NamespaceRef)(nil),            // 38: quire.v1.NamespaceRef
-	(*KeyRun)(nil),                  // 39: quire.v1.KeyRun
-	(*View)(nil),                    // 40: quire.v1.View
-	(Durability)(0),                 // 41: quire.v1.Durability
-	(*PageStatus)(nil),              // 42: quire.v1.PageStatus
-	(Reason)(0),                     // 43: quire.v1.Reason
+	(*ReportRequest)(nil),           // 37: quire.v1.ReportRequest
+	(*ReportResponse)(nil),          // 38: quire.v1.ReportResponse
+	(*durationpb.Duration)(nil),     // 39: google.protobuf.Duration
+	(*NamespaceRef)(nil),            // 40: quire.v1.NamespaceRef
+	(*KeyRun)(nil),                  // 41: quire.v1.KeyRun
+	(*View)(nil),                    // 42: quire.v1.View
+	(Durability)(0),                 // 43: quire.v1.Durability
+	(*PageStatus)(nil),              // 44: quire.v1.PageStatus
+	(Reason)(0),                     // 45: quire.v1.Reason
+	(*EngineCounters)(nil),          // 46: quire.v1.EngineCounters
+	(BreakerState)(0),               // 47: quire.v1.BreakerState
 }
 var file_quire_v1_page_proto_depIdxs = []int32{
-	37, // 0: quire.v1.GetCapabilitiesResponse.max_lease:type_name -> google.protobuf.Duration
-	37, // 1: quire.v1.GetCapabilitiesResponse.default_lease:type_name -> google.protobuf.Duration
-	38, // 2: quire.v1.BatchExistsRequest.namespace:type_name -> quire.v1.NamespaceRef
-	39, // 3: quire.v1.BatchExistsRequest.runs:type_name -> quire.v1.KeyRun
-	40, // 4: quire.v1.BatchExistsRequest.view:type_name -> quire.v1.View
-	37, // 5: quire.v1.BatchExistsRequest.lease:type_name -> google.protobuf.Duration
+	39, // 0: quire.v1.GetCapabilitiesResponse.max_lease:type_name -> google.protobuf.Duration
+	39, // 1: quire.v1.GetCapabilitiesResponse.default_lease:type_name -> google.protobuf.Duration
+	40, // 2: quire.v1.BatchExistsRequest.namespace:type_name -> quire.v1.NamespaceRef
+	41, // 3: quire.v1.BatchExistsRequest.runs:type_name -> quire.v1.KeyRun
+	42, // 4: quire.v1.BatchExistsRequest.view:type_name -> quire.v1.View
+	39, // 5: quire.v1.BatchExistsRequest.lease:type_name -> google.protobuf.Duration
 	7,  // 6: quire.v1.BatchExistsResponse.lease:type_name -> quire.v1.LeaseGrant
-	37, // 7: quire.v1.LeaseGrant.ttl:type_name -> google.protobuf.Duration
-	38, // 8: quire.v1.BeginPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
-	39, // 9: quire.v1.BeginPublishRequest.run:type_name -> quire.v1.KeyRun
+	39, // 7: quire.v1.LeaseGrant.ttl:type_name -> google.protobuf.Duration
+	40, // 8: quire.v1.BeginPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
+	41, // 9: quire.v1.BeginPublishRequest.run:type_name -> quire.v1.KeyRun
 	9,  // 10: quire.v1.BeginPublishRequest.pages:type_name -> quire.v1.PublishPage
-	37, // 11: quire.v1.BeginPublishRequest.lease:type_name -> google.protobuf.Duration
-	41, // 12: quire.v1.BeginPublishRequest.durability:type_name -> quire.v1.Durability
-	40, // 13: quire.v1.PublishPage.view:type_name -> quire.v1.View
+	39, // 11: quire.v1.BeginPublishRequest.lease:type_name -> google.protobuf.Duration
+	43, // 12: quire.v1.BeginPublishRequest.durability:type_name -> quire.v1.Durability
+	42, // 13: quire.v1.PublishPage.view:type_name -> quire.v1.View
 	11, // 14: quire.v1.BeginPublishResponse.token:type_name -> quire.v1.FencingToken
-	37, // 15: quire.v1.BeginPublishResponse.lease:type_name -> google.protobuf.Duration
-	42, // 16: quire.v1.BeginPublishResponse.pages:type_name -> quire.v1.PageStatus
+	39, // 15: quire.v1.BeginPublishResponse.lease:type_name -> google.protobuf.Duration
+	44, // 16: quire.v1.BeginPublishResponse.pages:type_name -> quire.v1.PageStatus
 	11, // 17: quire.v1.WritePagesRequest.token:type_name -> quire.v1.FencingToken
-	38, // 18: quire.v1.WritePagesRequest.namespace:type_name -> quire.v1.NamespaceRef
-	42, // 19: quire.v1.WritePagesResponse.pages:type_name -> quire.v1.PageStatus
+	40, // 18: quire.v1.WritePagesRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 19: quire.v1.WritePagesResponse.pages:type_name -> quire.v1.PageStatus
 	11, // 20: quire.v1.CommitPublishRequest.token:type_name -> quire.v1.FencingToken
-	38, // 21: quire.v1.CommitPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
+	40, // 21: quire.v1.CommitPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
 	15, // 22: quire.v1.CommitPublishRequest.pages:type_name -> quire.v1.CommitPage
-	42, // 23: quire.v1.CommitPublishResponse.pages:type_name -> quire.v1.PageStatus
+	44, // 23: quire.v1.CommitPublishResponse.pages:type_name -> quire.v1.PageStatus
 	11, // 24: quire.v1.AbortPublishRequest.token:type_name -> quire.v1.FencingToken
-	38, // 25: quire.v1.AbortPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
-	38, // 26: quire.v1.RenewLeaseRequest.namespace:type_name -> quire.v1.NamespaceRef
+	40, // 25: quire.v1.AbortPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
+	40, // 26: quire.v1.RenewLeaseRequest.namespace:type_name -> quire.v1.NamespaceRef
 	11, // 27: quire.v1.RenewLeaseRequest.token:type_name -> quire.v1.FencingToken
-	37, // 28: quire.v1.RenewLeaseRequest.ttl:type_name -> google.protobuf.Duration
-	37, // 29: quire.v1.RenewLeaseResponse.ttl:type_name -> google.protobuf.Duration
-	38, // 30: quire.v1.ReleaseLeaseRequest.namespace:type_name -> quire.v1.NamespaceRef
-	39, // 31: quire.v1.ReleaseLeaseRequest.run:type_name -> quire.v1.KeyRun
-	38, // 32: quire.v1.FetchRequest.namespace:type_name -> quire.v1.NamespaceRef
-	39, // 33: quire.v1.FetchRequest.run:type_name -> quire.v1.KeyRun
-	40, // 34: quire.v1.FetchRequest.view:type_name -> quire.v1.View
+	39, // 28: quire.v1.RenewLeaseRequest.ttl:type_name -> google.protobuf.Duration
+	39, // 29: quire.v1.RenewLeaseResponse.ttl:type_name -> google.protobuf.Duration
+	40, // 30: quire.v1.ReleaseLeaseRequest.namespace:type_name -> quire.v1.NamespaceRef
+	41, // 31: quire.v1.ReleaseLeaseRequest.run:type_name -> quire.v1.KeyRun
+	40, // 32: quire.v1.FetchRequest.namespace:type_name -> quire.v1.NamespaceRef
+	41, // 33: quire.v1.FetchRequest.run:type_name -> quire.v1.KeyRun
+	42, // 34: quire.v1.FetchRequest.view:type_name -> quire.v1.View
 	24, // 35: quire.v1.FetchRequest.resume:type_name -> quire.v1.ResumePage
-	42, // 36: quire.v1.FetchResponse.trailer:type_name -> quire.v1.PageStatus
-	38, // 37: quire.v1.ReportCorruptRequest.namespace:type_name -> quire.v1.NamespaceRef
-	39, // 38: quire.v1.ReportCorruptRequest.run:type_name -> quire.v1.KeyRun
-	42, // 39: quire.v1.ReportCorruptResponse.pages:type_name -> quire.v1.PageStatus
-	38, // 40: quire.v1.BatchDeleteRequest.namespace:type_name -> quire.v1.NamespaceRef
-	39, // 41: quire.v1.BatchDeleteRequest.runs:type_name -> quire.v1.KeyRun
-	42, // 42: quire.v1.BatchDeleteResponse.pages:type_name -> quire.v1.PageStatus
-	38, // 43: quire.v1.TouchRequest.namespace:type_name -> quire.v1.NamespaceRef
-	39, // 44: quire.v1.TouchRequest.runs:type_name -> quire.v1.KeyRun
-	42, // 45: quire.v1.TouchResponse.pages:type_name -> quire.v1.PageStatus
-	38, // 46: quire.v1.PinRequest.namespace:type_name -> quire.v1.NamespaceRef
-	39, // 47: quire.v1.PinRequest.runs:type_name -> quire.v1.KeyRun
-	42, // 48: quire.v1.PinResponse.pages:type_name -> quire.v1.PageStatus
-	38, // 49: quire.v1.WatchPagesRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 36: quire.v1.FetchResponse.trailer:type_name -> quire.v1.PageStatus
+	40, // 37: quire.v1.ReportCorruptRequest.namespace:type_name -> quire.v1.NamespaceRef
+	41, // 38: quire.v1.ReportCorruptRequest.run:type_name -> quire.v1.KeyRun
+	44, // 39: quire.v1.ReportCorruptResponse.pages:type_name -> quire.v1.PageStatus
+	40, // 40: quire.v1.BatchDeleteRequest.namespace:type_name -> quire.v1.NamespaceRef
+	41, // 41: quire.v1.BatchDeleteRequest.runs:type_name -> quire.v1.KeyRun
+	44, // 42: quire.v1.BatchDeleteResponse.pages:type_name -> quire.v1.PageStatus
+	40, // 43: quire.v1.TouchRequest.namespace:type_name -> quire.v1.NamespaceRef
+	41, // 44: quire.v1.TouchRequest.runs:type_name -> quire.v1.KeyRun
+	44, // 45: quire.v1.TouchResponse.pages:type_name -> quire.v1.PageStatus
+	40, // 46: quire.v1.PinRequest.namespace:type_name -> quire.v1.NamespaceRef
+	41, // 47: quire.v1.PinRequest.runs:type_name -> quire.v1.KeyRun
+	44, // 48: quire.v1.PinResponse.pages:type_name -> quire.v1.PageStatus
+	40, // 49: quire.v1.WatchPagesRequest.namespace:type_name -> quire.v1.NamespaceRef
 	36, // 50: quire.v1.WatchPagesResponse.events:type_name -> quire.v1.PageEvent
 	0,  // 51: quire.v1.PageEvent.kind:type_name -> quire.v1.PageEvent.Kind
-	40, // 52: quire.v1.PageEvent.view:type_name -> quire.v1.View
-	43, // 53: quire.v1.PageEvent.reason:type_name -> quire.v1.Reason
-	1,  // 54: quire.v1.PageService.GetCapabilities:input_type -> quire.v1.GetCapabilitiesRequest
-	3,  // 55: quire.v1.PageService.Attach:input_type -> quire.v1.AttachRequest
-	5,  // 56: quire.v1.PageService.BatchExists:input_type -> quire.v1.BatchExistsRequest
-	8,  // 57: quire.v1.PageService.BeginPublish:input_type -> quire.v1.BeginPublishRequest
-	12, // 58: quire.v1.PageService.WritePages:input_type -> quire.v1.WritePagesRequest
-	14, // 59: quire.v1.PageService.CommitPublish:input_type -> quire.v1.CommitPublishRequest
-	17, // 60: quire.v1.PageService.AbortPublish:input_type -> quire.v1.AbortPublishRequest
-	19, // 61: quire.v1.PageService.RenewLease:input_type -> quire.v1.RenewLeaseRequest
-	21, // 62: quire.v1.PageService.ReleaseLease:input_type -> quire.v1.ReleaseLeaseRequest
-	23, // 63: quire.v1.PageService.Fetch:input_type -> quire.v1.FetchRequest
-	26, // 64: quire.v1.PageService.ReportCorrupt:input_type -> quire.v1.ReportCorruptRequest
-	28, // 65: quire.v1.PageService.BatchDelete:input_type -> quire.v1.BatchDeleteRequest
-	30, // 66: quire.v1.PageService.Touch:input_type -> quire.v1.TouchRequest
-	32, // 67: quire.v1.PageService.Pin:input_type -> quire.v1.PinRequest
-	34, // 68: quire.v1.PageService.WatchPages:input_type -> quire.v1.WatchPagesRequest
-	2,  // 69: quire.v1.PageService.GetCapabilities:output_type -> quire.v1.GetCapabilitiesResponse
-	4,  // 70: quire.v1.PageService.Attach:output_type -> quire.v1.AttachResponse
-	6,  // 71: quire.v1.PageService.BatchExists:output_type -> quire.v1.BatchExistsResponse
-	10, // 72: quire.v1.PageService.BeginPublish:output_type -> quire.v1.BeginPublishResponse
-	13, // 73: quire.v1.PageService.WritePages:output_type -> quire.v1.WritePagesResponse
-	16, // 74: quire.v1.PageService.CommitPublish:output_type -> quire.v1.CommitPublishResponse
-	18, // 75: quire.v1.PageService.AbortPublish:output_type -> quire.v1.AbortPublishResponse
-	20, // 76: quire.v1.PageService.RenewLease:output_type -> quire.v1.RenewLeaseResponse
-	22, // 77: quire.v1.PageService.ReleaseLease:output_type -> quire.v1.ReleaseLeaseResponse
-	25, // 78: quire.v1.PageService.Fetch:output_type -> quire.v1.FetchResponse
-	27, // 79: quire.v1.PageService.ReportCorrupt:output_type -> quire.v1.ReportCorruptResponse
-	29, // 80: quire.v1.PageService.BatchDelete:output_type -> quire.v1.BatchDeleteResponse
-	31, // 81: quire.v1.PageService.Touch:output_type -> quire.v1.TouchResponse
-	33, // 82: quire.v1.PageService.Pin:output_type -> quire.v1.PinResponse
-	35, // 83: quire.v1.PageService.WatchPages:output_type -> quire.v1.WatchPagesResponse
-	69, // [69:84] is the sub-list for method output_type
-	54, // [54:69] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	42, // 52: quire.v1.PageEvent.view:type_name -> quire.v1.View
+	45, // 53: quire.v1.PageEvent.reason:type_name -> quire.v1.Reason
+	40, // 54: quire.v1.ReportRequest.namespace:type_name -> quire.v1.NamespaceRef
+	46, // 55: quire.v1.ReportRequest.counters:type_name -> quire.v1.EngineCounters
+	47, // 56: quire.v1.ReportRequest.breaker:type_name -> quire.v1.BreakerState
+	39, // 57: quire.v1.ReportRequest.uptime:type_name -> google.protobuf.Duration
+	39, // 58: quire.v1.ReportResponse.interval:type_name -> google.protobuf.Duration
+	1,  // 59: quire.v1.PageService.GetCapabilities:input_type -> quire.v1.GetCapabilitiesRequest
+	3,  // 60: quire.v1.PageService.Attach:input_type -> quire.v1.AttachRequest
+	5,  // 61: quire.v1.PageService.BatchExists:input_type -> quire.v1.BatchExistsRequest
+	8,  // 62: quire.v1.PageService.BeginPublish:input_type -> quire.v1.BeginPublishRequest
+	12, // 63: quire.v1.PageService.WritePages:input_type -> quire.v1.WritePagesRequest
+	14, // 64: quire.v1.PageService.CommitPublish:input_type -> quire.v1.CommitPublishRequest
+	17, // 65: quire.v1.PageService.AbortPublish:input_type -> quire.v1.AbortPublishRequest
+	19, // 66: quire.v1.PageService.RenewLease:input_type -> quire.v1.RenewLeaseRequest
+	21, // 67: quire.v1.PageService.ReleaseLease:input_type -> quire.v1.ReleaseLeaseRequest
+	23, // 68: quire.v1.PageService.Fetch:input_type -> quire.v1.FetchRequest
+	26, // 69: quire.v1.PageService.ReportCorrupt:input_type -> quire.v1.ReportCorruptRequest
+	28, // 70: quire.v1.PageService.BatchDelete:input_type -> quire.v1.BatchDeleteRequest
+	30, // 71: quire.v1.PageService.Touch:input_type -> quire.v1.TouchRequest
+	32, // 72: quire.v1.PageService.Pin:input_type -> quire.v1.PinRequest
+	34, // 73: quire.v1.PageService.WatchPages:input_type -> quire.v1.WatchPagesRequest
+	37, // 74: quire.v1.PageService.Report:input_type -> quire.v1.ReportRequest
+	2,  // 75: quire.v1.PageService.GetCapabilities:output_type -> quire.v1.GetCapabilitiesResponse
+	4,  // 76: quire.v1.PageService.Attach:output_type -> quire.v1.AttachResponse
+	6,  // 77: quire.v1.PageService.BatchExists:output_type -> quire.v1.BatchExistsResponse
+	10, // 78: quire.v1.PageService.BeginPublish:output_type -> quire.v1.BeginPublishResponse
+	13, // 79: quire.v1.PageService.WritePages:output_type -> quire.v1.WritePagesResponse
+	16, // 80: quire.v1.PageService.CommitPublish:output_type -> quire.v1.CommitPublishResponse
+	18, // 81: quire.v1.PageService.AbortPublish:output_type -> quire.v1.AbortPublishResponse
+	20, // 82: quire.v1.PageService.RenewLease:output_type -> quire.v1.RenewLeaseResponse
+	22, // 83: quire.v1.PageService.ReleaseLease:output_type -> quire.v1.ReleaseLeaseResponse
+	25, // 84: quire.v1.PageService.Fetch:output_type -> quire.v1.FetchResponse
+	27, // 85: quire.v1.PageService.ReportCorrupt:output_type -> quire.v1.ReportCorruptResponse
+	29, // 86: quire.v1.PageService.BatchDelete:output_type -> quire.v1.BatchDeleteResponse
+	31, // 87: quire.v1.PageService.Touch:output_type -> quire.v1.TouchResponse
+	33, // 88: quire.v1.PageService.Pin:output_type -> quire.v1.PinResponse
+	35, // 89: quire.v1.PageService.WatchPages:output_type -> quire.v1.WatchPagesResponse
+	38, // 90: quire.v1.PageService.Report:output_type -> quire.v1.ReportResponse
+	75, // [75:91] is the sub-list for method output_type
+	59, // [59:75] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_quire_v1_page_proto_init() }
@@ -2679,7 +2856,7 @@ func file_quire_v1_page_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quire_v1_page_proto_rawDesc), len(file_quire_v1_page_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   36,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

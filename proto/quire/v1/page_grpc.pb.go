@@ -36,6 +36,7 @@ const (
 	PageService_Touch_FullMethodName           = "/quire.v1.PageService/Touch"
 	PageService_Pin_FullMethodName             = "/quire.v1.PageService/Pin"
 	PageService_WatchPages_FullMethodName      = "/quire.v1.PageService/WatchPages"
+	PageService_Report_FullMethodName          = "/quire.v1.PageService/Report"
 )
 
 // PageServiceClient is the client API for PageService service.
@@ -74,6 +75,9 @@ type PageServiceClient interface {
 	Pin(ctx context.Context, in *PinRequest, opts ...grpc.CallOption) (*PinResponse, error)
 	// WatchPages tells what is stored and removed, for routers.
 	WatchPages(ctx context.Context, in *WatchPagesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchPagesResponse], error)
+	// Report tells operators how an engine instance fares with a namespace (NamespaceService.List). The last report of
+	// each is kept, in memory, while it is renewed and its session lives. It changes nothing else.
+	Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportResponse, error)
 }
 
 type pageServiceClient struct {
@@ -264,6 +268,16 @@ func (c *pageServiceClient) WatchPages(ctx context.Context, in *WatchPagesReques
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PageService_WatchPagesClient = grpc.ServerStreamingClient[WatchPagesResponse]
 
+func (c *pageServiceClient) Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportResponse)
+	err := c.cc.Invoke(ctx, PageService_Report_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PageServiceServer is the server API for PageService service.
 // All implementations must embed UnimplementedPageServiceServer
 // for forward compatibility.
@@ -300,6 +314,9 @@ type PageServiceServer interface {
 	Pin(context.Context, *PinRequest) (*PinResponse, error)
 	// WatchPages tells what is stored and removed, for routers.
 	WatchPages(*WatchPagesRequest, grpc.ServerStreamingServer[WatchPagesResponse]) error
+	// Report tells operators how an engine instance fares with a namespace (NamespaceService.List). The last report of
+	// each is kept, in memory, while it is renewed and its session lives. It changes nothing else.
+	Report(context.Context, *ReportRequest) (*ReportResponse, error)
 	mustEmbedUnimplementedPageServiceServer()
 }
 
@@ -354,6 +371,9 @@ func (UnimplementedPageServiceServer) Pin(context.Context, *PinRequest) (*PinRes
 }
 func (UnimplementedPageServiceServer) WatchPages(*WatchPagesRequest, grpc.ServerStreamingServer[WatchPagesResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchPages not implemented")
+}
+func (UnimplementedPageServiceServer) Report(context.Context, *ReportRequest) (*ReportResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Report not implemented")
 }
 func (UnimplementedPageServiceServer) mustEmbedUnimplementedPageServiceServer() {}
 func (UnimplementedPageServiceServer) testEmbeddedByValue()                     {}
@@ -614,6 +634,24 @@ func _PageService_WatchPages_Handler(srv interface{}, stream grpc.ServerStream) 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PageService_WatchPagesServer = grpc.ServerStreamingServer[WatchPagesResponse]
 
+func _PageService_Report_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReportRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PageServiceServer).Report(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PageService_Report_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PageServiceServer).Report(ctx, req.(*ReportRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PageService_ServiceDesc is the grpc.ServiceDesc for PageService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -664,6 +702,10 @@ var PageService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Pin",
 			Handler:    _PageService_Pin_Handler,
+		},
+		{
+			MethodName: "Report",
+			Handler:    _PageService_Report_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

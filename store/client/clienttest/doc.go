@@ -52,6 +52,7 @@ func Run(t *testing.T, newPair func(t testing.TB) *Pair) {
 		{"Case_C64_NoLateBytes", noLateBytes},
 		{"ParentMissing", parentMissing},
 		{"Workers", workers},
+		{"Reports", reports},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, newWorld(t, newPair(t))) })
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/client"
 	"github.com/quire-kv/quire/store/page"
@@ -254,4 +255,37 @@ func workers(t *testing.T, w *world) {
 	if rs, _, err := w.fetch(worker, r, w.full(r), p.Lease); err != nil || client.GoodPrefix(rs) != 2 {
 		t.Error(rs, err)
 	}
+}
+
+// reports: what an engine says of itself is shown while its session lives, the last of what it said.
+func reports(t *testing.T, w *world) {
+	c := w.Dial(t, "acme", client.Options{Instance: "gpu-1:7"})
+	s := w.open(c, "v1")
+	for _, hits := range []uint64{1, 7} {
+		again, err := s.Report(w.ctx(), client.Report{
+			Adapter: "suite 1", Uptime: time.Minute, Breaker: quirev1.BreakerState_BREAKER_STATE_HALF_OPEN,
+			Counters: &quirev1.EngineCounters{Lookups: hits, LookupKeys: 10, HitKeys: hits},
+		})
+		if err != nil || again <= 0 {
+			t.Fatal(again, err)
+		}
+	}
+	instances := func() []*quirev1.Instance {
+		id := w.s.ID()
+		r, err := w.c.Namespaces().Get(w.ctx(), &quirev1.GetRequest{Id: id[:]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.GetNamespace().GetInstances()
+	}
+	all := instances()
+	if len(all) != 1 || all[0].GetInstance() != "gpu-1:7" || all[0].GetCounters().GetHitKeys() != 7 || all[0].GetUptime().AsDuration() != time.Minute ||
+		all[0].GetBreaker() != quirev1.BreakerState_BREAKER_STATE_HALF_OPEN || all[0].GetSessionAge() == nil {
+		t.Errorf("%v", all)
+	}
+	s.Close()
+	if _, err := s.Report(w.ctx(), client.Report{}); !errors.Is(err, client.ErrClosed) {
+		t.Error(err)
+	}
+	w.until("the end of the instance", func() bool { return len(instances()) == 0 })
 }
