@@ -52,7 +52,7 @@ Exit codes: 0 done, 1 failure, 2 wrong use, 3 not found, 4 mismatch or precondit
 	cobra.EnableCommandSorting = false
 	a.globalFlags(root.PersistentFlags())
 	root.AddCommand(
-		a.serveCommand(), a.nsCommand(), a.pageCommand(), a.leaseCommand(), a.tokenCommand(), a.tlsCommand(),
+		a.serveCommand(), a.nsCommand(), a.modelCommand(), a.pageCommand(), a.leaseCommand(), a.tokenCommand(), a.tlsCommand(),
 		a.statusCommand(), a.scrubCommand(), a.doctorCommand(), a.versionCommand(),
 	)
 	root.AddCommand(laterCommands(a)...)
@@ -67,7 +67,7 @@ func (a *app) globalFlags(flags *pflag.FlagSet) {
 		}
 		return otherwise
 	}
-	flags.StringVar(&a.server, "server", env("QUIRE_SERVER", defaultServer), "`host:port` of the server (env QUIRE_SERVER)")
+	flags.StringVar(&a.server, "server", env("QUIRE_SERVER", defaultServer), "`host:port` of the server, or unix:/path (env QUIRE_SERVER)")
 	flags.StringVar(&a.tokenFile, "token-file", env("QUIRE_TOKEN_FILE", ""), "`file` with a bearer token (env QUIRE_TOKEN_FILE)")
 	flags.StringVar(&a.ca, "ca", env("QUIRE_CA", ""), "PEM `file` of the server's authority; empty: the system's, and no TLS on loopback (env QUIRE_CA)")
 	flags.StringVar(&a.cert, "cert", env("QUIRE_CERT", ""), "PEM `file` of a client certificate (env QUIRE_CERT)")

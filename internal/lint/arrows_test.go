@@ -67,6 +67,9 @@ var rooms = map[string]room{
 	"store/client/...":  {may: []string{"*"}, why: "doubles for tests of the client"},
 	"proto/quire/v1":    {why: "the wire contract, generated"},
 
+	"internal/checkpoint": {never: noNetwork, why: "a model's files; imports nothing of ours"},
+	"internal/modelspec":  {may: []string{"namespace", "store/page"}, never: noWorld, why: "a model's configuration as identity: pure"},
+
 	"internal/auth":   {may: []string{"namespace", "reason", "store/rpc"}, why: "who calls; what they may do is the registry's"},
 	"internal/daemon": {may: []string{"*"}, why: "the assembly"},
 	"internal/doctor": {may: []string{"internal/sysmem", "namespace", "namespace/pebbleregistry", "store/disk"}, why: "looks at what a server left, offline, and at the machine"},

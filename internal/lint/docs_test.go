@@ -25,7 +25,7 @@ func textOf(t *testing.T, path string) string {
 	return text
 }
 
-// tests is the set of test, fuzz, benchmark and example functions of the module.
+// tests is the set of test, fuzz, benchmark and example functions of the module, and of the Python package's tests.
 func tests(t *testing.T) map[string]bool {
 	t.Helper()
 	all := map[string]bool{}
@@ -34,6 +34,11 @@ func tests(t *testing.T) map[string]bool {
 			if f, ok := d.(*ast.FuncDecl); ok && s.test && f.Recv == nil {
 				all[f.Name.Name] = true
 			}
+		}
+	}
+	for _, path := range pythonFiles(t) {
+		for _, m := range pythonTest.FindAllStringSubmatch(read(t, path), -1) {
+			all[m[1]] = true
 		}
 	}
 	return all
@@ -77,9 +82,9 @@ func names(cell string) []string {
 	return out
 }
 
-var testName = regexp.MustCompile(`^(Test|Fuzz|Benchmark|Example)[A-Z_]\w*(\*)?$`)
+var testName = regexp.MustCompile(`^((Test|Fuzz|Benchmark|Example)[A-Z_]\w*|test_\w+)(\*)?$`)
 
-// shown checks that every name of a cell exists: a test (Test..., or a family Test...*), a make target or a command.
+// shown checks that every name of a cell exists: a test (Test..., test_..., or a family Test...*), a make target or a command.
 func shown(t *testing.T, where, cell string, known map[string]bool) {
 	t.Helper()
 	all := names(cell)
