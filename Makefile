@@ -1,5 +1,5 @@
 # make test   everything that must hold before a change lands (README)
-# make proto  regenerate proto/quire/v1 from its .proto files
+# make proto  regenerate proto/quire/v1 and python/quire_kv/quire.binpb from the .proto files
 # make fuzz   every fuzz target for FUZZTIME each
 # make build  bin/quire: one static binary
 
@@ -18,7 +18,7 @@ RACE      := $(foreach d,$(RACE_DIRS),$(if $(wildcard $(d)/*_test.go),./$(d)))
 export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := build
-.PHONY: build test vet staticcheck format proto-check cross test-plain test-race test-python proto proto-baseline fuzz clean
+.PHONY: build test vet staticcheck format proto-check cross test-plain test-race test-python test-python-core proto proto-baseline fuzz clean
 
 build:
 	$(GO) build -trimpath -o bin/quire ./cmd/quire
@@ -57,10 +57,15 @@ test-race:
 	CGO_ENABLED=1 $(GO) test -race $(TESTFLAGS) $(RACE)
 
 test-python:
-	@if [ -d python ]; then echo '== pytest'; python3 -m pytest -q python; fi
+	@tools/check/python.sh all
+
+# Without the engines: a minute instead of many.
+test-python-core:
+	@tools/check/python.sh core
 
 proto:
 	$(BUF) generate
+	$(BUF) build --as-file-descriptor-set --exclude-source-info -o python/quire_kv/quire.binpb
 
 # Only with a release: from then on the published messages may grow and never change.
 proto-baseline:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The committed Go of proto/ equals what buf generates now. BUF may name the command that runs buf.
+# The committed Go of proto/, and the descriptor set of the Python client, equal what buf makes now. BUF may name the command that runs buf.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 scratch="$(mktemp -d)"
@@ -19,3 +19,9 @@ for kept in proto/quire/v1/*.pb.go; do
     exit 1
   fi
 done
+kept=python/quire_kv/quire.binpb
+$BUF build --as-file-descriptor-set --exclude-source-info -o "$scratch/quire.binpb"
+if ! cmp -s "$scratch/quire.binpb" "$kept"; then
+  echo "$kept is not what buf builds; run: make proto" >&2
+  exit 1
+fi

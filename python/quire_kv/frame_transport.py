@@ -1,0 +1,392 @@
+"""The page service over frames: TCP, TLS, and the UNIX socket where bytes stay in memory of both ends.
+
+    fetch   batches of heads; bytes are received into one reused buffer and unpacked from there, or copied straight out
+            of the node's slabs where they come as references
+    write   pages are packed into a reused buffer and sent from there, or into an area that the node reads
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import proto, wire
+from .buffers import Buffer, address_of_bytes
+from .deadline import Call
+from .errors import QuireError, Reason
+from .frames import BULK, SHORT, Connection, Pool, Refused, Unreachable
+from .intake import Intake
+from .shm import Area, Budget, Slabs
+from .transport import MAX_SEND_BYTES, Transport, Upload
+
+__all__ = ["FrameTransport"]
+
+_RECEIVE_BYTES = 4 << 20  # received between two unpacks: a few frames
+_SEND_BYTES = 2 << 20  # packed between two sends
+_NAME_BYTES = 4 << 20  # packed between two sends that name it: half of a ring
+_RING_BYTES = 8 << 20  # of a connection's own area: a few chunks on their way, still in the far cache
+_SHARED_FLUSH_BYTES = 256 << 20  # copied out of slabs at once
+_ALIGN = 64
+_PAGE = 4096
+_MAX_AREAS = 64  # of a connection: what a node takes at least
+_MAX_AREA_BYTES = 1 << 30  # of a connection
+
+
+class FrameTransport(Transport):
+    """`dial` makes one more connection, greeted and of the right node. Only one with `slabs` shares memory."""
+
+    def __init__(self, name: str, dial: Callable[[Call], Connection], limit: int, slabs: Slabs | None, budget: Budget) -> None:
+        self.name = name
+        self._dial, self._slabs, self._budget = dial, slabs, budget
+        self._pool = Pool(dial, limit)
+        self._lock = threading.Lock()
+        self._long: set[Connection] = set()
+
+    def unary(self, method: str, request: Any, call: Call) -> Any:
+        response = proto.METHODS[f"PageService.{method}"][2]
+        return self._pool.run(SHORT, call, lambda c: c.unary(method, request, response, call))
+
+    # -- fetch ---------------------------------------------------------------------------------------------------
+
+    def fetch(self, request: Any, intake: Intake, call: Call) -> None:
+        self._pool.run(BULK, call, lambda c: self._fetch(c, request, intake, call))
+
+    def _fetch(self, connection: Connection, request: Any, intake: Intake, call: Call) -> None:
+        intake.slabs = self._slabs
+        reception = _Reception(connection, intake, call)
+        try:
+            connection.stream.send([connection.request("Fetch", request, call)], call)
+            while True:
+                frame = connection.answer("Fetch", call)
+                if frame.kind == wire.MESSAGE:
+                    reception.message(frame)
+                elif frame.kind == wire.STATUS:
+                    error = connection.status(frame, "Fetch", call)
+                    break
+                else:
+                    raise wire.protocol_error(f"Fetch: kind {frame.kind}")
+        finally:
+            intake.ended(call)
+        call.left()
+        if reception.references:
+            release = wire.encode_frame(wire.RELEASE, call=connection.call_number, extra=reception.references)
+            connection.stream.send([release], call)
+        if error is not None:
+            raise Refused(error)
+
+    # -- write ---------------------------------------------------------------------------------------------------
+
+    def write(self, first: Any, chunk_bytes: int, fill: Callable[[Upload], None], call: Call) -> Any:
+        return self._pool.run(BULK, call, lambda c: self._write(c, first, chunk_bytes, fill, call))
+
+    def _write(self, connection: Connection, first: Any, chunk_bytes: int, fill: Callable[[Upload], None], call: Call) -> Any:
+        kind = _Inline if self._slabs is None else _Shared
+        upload = kind(connection, first, min(chunk_bytes, MAX_SEND_BYTES), self._budget, call)
+        fill(upload)
+        return upload.finish()
+
+    # -- attach --------------------------------------------------------------------------------------------------
+
+    def attach(self, request: Any, connect_seconds: float, life: Call, up: Callable[[bytes], None]) -> None:
+        setup = Call(connect_seconds)
+
+        def give_up() -> None:
+            setup.cancel(life.cancelled or QuireError(Reason.ABORTED, "closed"))
+
+        life.register(give_up)
+        try:
+            connection = self._dial(setup)
+        except QuireError as e:
+            raise Unreachable(e) from None
+        finally:
+            life.unregister(give_up)
+        with self._lock:
+            self._long.add(connection)
+        life.register(connection.abort)
+        try:
+            response = proto.METHODS["PageService.Attach"][2]
+            connection.stream.send([connection.request("Attach", request, None)], setup)
+            waiting: Call | None = setup
+            while True:
+                frame = connection.answer("Attach", waiting)
+                if frame.kind == wire.STATUS:
+                    error = connection.status(frame, "Attach", setup)
+                    raise error if error is not None else wire.protocol_error("the session's stream ended")
+                if frame.kind != wire.MESSAGE or frame.flags:
+                    raise wire.protocol_error(f"Attach: kind {frame.kind}")
+                session_id = proto.parse(response, connection.body(frame, waiting)).session_id
+                if waiting is not None and session_id:
+                    waiting = None
+                    up(session_id)
+        finally:
+            life.unregister(connection.abort)
+            with self._lock:
+                self._long.discard(connection)
+            connection.close()
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def close(self, deadline: float) -> None:
+        self._pool.close(QuireError(Reason.ABORTED, "the client is closed"))
+        with self._lock:
+            for c in self._long:
+                c.abort()
+        self._pool.drained(deadline)
+
+    def forget(self) -> None:
+        """In a forked child: closes the parent's descriptors without a word to the server."""
+        self._pool.forget()
+        for c in self._long:
+            c.stream.forget()
+
+
+class _Reception:
+    """The frames of one Fetch on their way into an intake."""
+
+    def __init__(self, connection: Connection, intake: Intake, call: Call) -> None:
+        self._connection, self._intake, self._call = connection, intake, call
+        self._buffer: Buffer | None = connection.attached.get("receive")
+        self._fill = 0
+        self._response = proto.FetchResponse
+        self.references = 0
+
+    def message(self, frame: wire.Frame) -> None:
+        body = self._connection.body(frame, self._call)
+        intake = self._intake
+        if not frame.flags:
+            head = proto.parse(self._response, body)
+            chunk = head.chunk
+            intake.message(head, len(chunk), address_of_bytes(chunk), owner=chunk)
+            self._spill(_RECEIVE_BYTES)
+            return
+        entries = wire.entries(body, frame.data)
+        at = self._receive(frame.data) if frame.data else 0
+        parse, response = proto.parse, self._response
+        if entries and entries[0].reference is not None:
+            intake_slabs = intake.slabs
+            if intake_slabs is not None:
+                intake_slabs.take(self._connection.stream.descriptors)
+        for e in entries:
+            head = parse(response, e.head)
+            if e.reference is not None:
+                if self._connection.stream.descriptors and intake.slabs is not None:
+                    intake.slabs.take(self._connection.stream.descriptors)
+                self.references += 1
+                intake.message(head, e.bytes, 0, e.reference)
+            else:
+                intake.message(head, e.bytes, at)
+                at += e.bytes
+        self._spill(_SHARED_FLUSH_BYTES if self.references else _RECEIVE_BYTES)
+
+    def _receive(self, size: int) -> int:
+        """Reads the data of a frame into the buffer: its address."""
+        buffer = self._buffer
+        if buffer is None or self._fill + size > buffer.bytes:
+            self._spill(0)
+            if buffer is None or size > buffer.bytes:
+                buffer = self._buffer = self._connection.attached["receive"] = Buffer(
+                    _RECEIVE_BYTES if size <= _RECEIVE_BYTES else wire.MAX_DATA_BYTES
+                )
+        at = self._fill
+        self._connection.data([buffer.view[at : at + size]], self._call)
+        self._fill = at + size
+        return buffer.address + at
+
+    def _spill(self, above: int) -> None:
+        if self._intake.pending_bytes >= above:
+            self._call.left()
+            self._intake.flush()
+            self._fill = 0
+
+
+class _FrameUpload(Upload):
+    """A WritePages over frames."""
+
+    def __init__(self, connection: Connection, first: Any, chunk_bytes: int, budget: Budget, call: Call) -> None:
+        self._connection, self._chunk_bytes, self._budget, self._call = connection, chunk_bytes, budget, call
+        self._out: list[bytes | memoryview] = [connection.request("WritePages", None, call, more=True)]
+        self._first: Any = first
+        self._body = bytearray()
+        self._runs: list[memoryview] = []
+        self._data = 0
+        self._sent = self._released = 0  # references
+        self._descriptors: list[int] = []
+
+    def _chunk(self, page: int, grant: int, offset: int, size: int, data: memoryview | None, reference: wire.Reference | None) -> None:
+        head = proto.WritePagesRequest(page=page, grant=grant, offset=offset)
+        if self._first is not None:
+            head.MergeFrom(self._first)
+            self._first = None
+        wire.append_entry(self._body, head.SerializeToString(), size, reference)
+        if data is not None:
+            self._runs.append(data)
+            self._data += size
+        if self._data >= MAX_SEND_BYTES or len(self._body) >= 32 << 10:
+            self._seal()
+
+    def _seal(self) -> None:
+        """Ends the batch that is being gathered."""
+        if self._body:
+            c = self._connection
+            self._out.append(wire.encode_frame(
+                wire.MESSAGE, wire.METHODS["WritePages"], c.call_number, self._body, flags=wire.CHUNKS, data=self._data
+            ))  # fmt: skip
+            self._out += self._runs
+            self._body, self._runs, self._data = bytearray(), [], 0
+
+    def flush(self) -> None:
+        self._seal()
+        if self._out:
+            out, self._out = self._out, []
+            descriptors, self._descriptors = self._descriptors, []
+            self._connection.stream.send(out, self._call, descriptors)
+        while self._connection.stream.readable():
+            self._next()
+
+    def _next(self) -> None:
+        """One frame of the server while the call runs: a release, or why it wants no more."""
+        frame = self._connection.answer("WritePages", self._call)
+        if frame.kind == wire.RELEASE:
+            if not self._released <= frame.extra <= self._sent:
+                raise wire.protocol_error(f"{frame.extra} references released of {self._sent}")
+            self._released = frame.extra
+            return
+        if frame.kind != wire.STATUS:
+            raise wire.protocol_error(f"WritePages: kind {frame.kind}")
+        error = self._connection.status(frame, "WritePages", self._call)
+        self._end()
+        raise Refused(error) if error is not None else wire.protocol_error("WritePages: no answer")
+
+    def _end(self) -> None:
+        c = self._connection
+        c.stream.send([wire.encode_frame(wire.END, wire.METHODS["WritePages"], c.call_number)], self._call)
+
+    def finish(self) -> Any:
+        """END, and the server's answer."""
+        self.flush()
+        self._end()
+        while True:
+            frame = self._connection.answer("WritePages", self._call)
+            if frame.kind == wire.RELEASE:
+                continue
+            if frame.kind == wire.RESPONSE:
+                return proto.parse(proto.WritePagesResponse, self._connection.body(frame, self._call))
+            if frame.kind != wire.STATUS:
+                raise wire.protocol_error(f"WritePages: kind {frame.kind}")
+            error = self._connection.status(frame, "WritePages", self._call)
+            raise Refused(error) if error is not None else wire.protocol_error("WritePages: no answer")
+
+    def _stage_inline(self, payload: int, count: int) -> np.ndarray:
+        self.flush()
+        room: Buffer | None = self._connection.attached.get("send")
+        if room is None or room.bytes < payload:
+            room = self._connection.attached["send"] = Buffer(max(_SEND_BYTES, payload))
+        self._room = room
+        n = min(count, max(1, room.bytes // payload))
+        return np.uint64(room.address) + np.arange(n, dtype=np.uint64) * np.uint64(payload)
+
+    def _send_inline(self, page: int, grant: int, address: int, payload: int) -> None:
+        at = address - self._room.address
+        for off in range(0, payload, self._chunk_bytes):
+            n = min(self._chunk_bytes, payload - off)
+            self._chunk(page, grant, off, n, self._room.view[at + off : at + off + n], None)
+
+
+class _Inline(_FrameUpload):
+    """Bytes go in the frames, out of a buffer that is free again when they have left."""
+
+    def stage(self, payload: int, count: int) -> np.ndarray:
+        return self._stage_inline(payload, count)
+
+    def send(self, page: int, grant: int, address: int, payload: int) -> None:
+        self._send_inline(page, grant, address, payload)
+
+
+class _Shared(_FrameUpload):
+    """Bytes are named where the node reads them: in the slots of the connection's area, in turn. Where there is no
+    such memory, or not enough, they go in the frames."""
+
+    def __init__(self, connection: Connection, first: Any, chunk_bytes: int, budget: Budget, call: Call) -> None:
+        super().__init__(connection, first, chunk_bytes, budget, call)
+        self._areas: _Areas = connection.attached.setdefault("areas", _Areas())
+        self._area: Area | None = None
+        self._slot_bytes = 0
+        self._busy: list[int] = []  # by slot: references that must be released before it is free
+        self._next_slot = 0
+
+    def stage(self, payload: int, count: int) -> np.ndarray:
+        slot = -(-payload // _ALIGN) * _ALIGN
+        if self._slot_bytes != slot:
+            self._drain()
+            self._area, is_new = self._areas.take(slot, self._budget)
+            if self._area is not None and is_new:
+                self._descriptors.append(self._area.fd)
+            self._slot_bytes, self._next_slot = slot, 0
+            self._busy = [0] * (self._area.bytes // slot if self._area is not None else 0)
+        if self._area is None:
+            return self._stage_inline(payload, count)
+        slots, first = len(self._busy), self._next_slot
+        n = min(count, max(1, min(slots, _NAME_BYTES // slot)))
+        for k in range(n):
+            self._await(self._busy[(first + k) % slots])
+        self._next_slot = (first + n) % slots
+        index = (np.uint64(first) + np.arange(n, dtype=np.uint64)) % np.uint64(slots)
+        return np.uint64(self._area.address) + index * np.uint64(slot)
+
+    def _drain(self) -> None:
+        self._await(self._sent)
+
+    def _await(self, references: int) -> None:
+        """Waits until the server has released so many references."""
+        if references > self._released:
+            self.flush()
+        while references > self._released:
+            self._next()
+
+    def send(self, page: int, grant: int, address: int, payload: int) -> None:
+        area = self._area
+        if area is None:
+            self._send_inline(page, grant, address, payload)
+            return
+        at = address - area.address
+        for off in range(0, payload, self._chunk_bytes):
+            n = min(self._chunk_bytes, payload - off)
+            self._sent += 1
+            self._chunk(page, grant, off, n, None, wire.Reference(self._areas.number, at + off, n, 0, 0))
+        self._busy[at // self._slot_bytes] = self._sent
+
+
+class _Areas:
+    """The area of a connection. A larger one takes its place when it must; the node counts all that it was ever sent."""
+
+    def __init__(self) -> None:
+        self.area: Area | None = None
+        self.number = -1
+        self._bytes = 0
+
+    def take(self, slot_bytes: int, budget: Budget) -> tuple[Area | None, bool]:
+        """An area of at least one slot, and whether the node does not know it yet; None: there is no room for it."""
+        have = self.area.bytes if self.area is not None else 0
+        if have >= 2 * slot_bytes or (have >= slot_bytes and not budget.has(2 * slot_bytes)):
+            return self.area, False
+        for size in (max(_RING_BYTES, 2 * have, 4 * slot_bytes), 2 * slot_bytes, slot_bytes):
+            size = -(-size // _PAGE) * _PAGE
+            if self._bytes + size > _MAX_AREA_BYTES or self.number + 1 >= _MAX_AREAS or not budget.take(size):
+                continue
+            try:
+                area = Area(size, budget)
+            except OSError:
+                budget.give(size)
+                break
+            self.close()
+            self.area, self.number, self._bytes = area, self.number + 1, self._bytes + size
+            return area, True
+        return (self.area, False) if have >= slot_bytes else (None, False)
+
+    def close(self) -> None:
+        if self.area is not None:
+            self.area.close()
+            self.area = None

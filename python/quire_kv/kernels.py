@@ -1,0 +1,353 @@
+"""Copies between an engine's memory and head-major payloads, with sums: one call for a batch.
+
+    pack      engine order -> head-major, xxh3-64 of each piece while it is hot
+    unpack    received bytes -> engine order; writes nothing of a piece before its sum was found right
+    verify    sums of bytes that are in place already
+    sums      sums of one payload
+
+With the native module each call is one call into C without the GIL. Without it (`why_not` says why;
+QUIRE_KV_NATIVE=0 forces it) numpy does the same, with equal results and equal refusals, slower.
+
+Addresses are trusted: what `PageMemory` was checked for is not checked again. Everything else of a table is checked
+before a byte is read: a wrong table is a ValueError, a job that contradicts itself has status REFUSED.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Final
+
+import numpy as np
+import xxhash
+
+from .layout import MAX_PAGE_BYTES, Layout, PageMemory
+from .page import Geometry, Pieces, View, pieces_of
+
+# One run of bytes of one extent, and where it goes. 64 bytes.
+UNPACK: Final = np.dtype(
+    [
+        ("src", "<u8"),  # address of the first byte
+        ("offset", "<u8"),  # of it in the extent's payload
+        ("bytes", "<u8"),
+        ("first_sum", "<u8"),  # index in `sums` of the sum of piece 0 of the extent
+        ("cut_sums", "<u8", (2,)),  # sums of the parts of pieces that the run holds only in part, in order
+        ("page", "<u4"),  # index into the memory
+        ("eh0", "<u2"), ("eh1", "<u2"), ("el0", "<u2"), ("el1", "<u2"),  # the extent's view, as in its header
+        ("cuts", "u1"),  # how many cut_sums were given
+        ("flags", "u1"),
+        ("status", "<u2"),  # written by the call
+    ]
+)
+
+# Flags of a job.
+PRIVATE: Final = 1  # nobody else writes src while the call runs: summed where it lies, without a copy first
+IN_PLACE: Final = 2  # the bytes are where they belong: summed there, not copied; page is not looked at
+
+# Status of a job.
+OK: Final = 0
+CORRUPT: Final = 1  # a sum differs, or a piece is cut and no sum of its part was given
+REFUSED: Final = 2  # the run leaves the extent, the page or the sums; nothing of it was touched
+
+MAX_THREADS: Final = 64
+_LOW: Final = 4096  # no address below is one
+_TOP: Final = (1 << 64) - 1
+_WINDOW: Final = 4 << 20  # bytes that numpy verifies before it writes them
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    if os.environ.get("QUIRE_KV_NATIVE", "1") == "0":
+        return None, "QUIRE_KV_NATIVE=0"
+    try:
+        from . import _native  # type: ignore[attr-defined]
+    except ImportError as e:
+        return None, str(e)
+    return _native, ""
+
+
+_module, why_not = _load()
+NATIVE: bool = _module is not None
+
+
+def pack(
+    mem: PageMemory,
+    pages: Sequence[int] | np.ndarray,
+    geo: Geometry,
+    view: View,
+    out_addresses: np.ndarray,
+    *,
+    threads: int = 1,
+) -> np.ndarray:
+    """Writes the payload of each of `pages` (indices into `mem`) to its out address, uint64 [pages], where
+    geo.payload_bytes(view) bytes are free. Returns the sums, uint64 [pages, pieces]."""
+    pieces = _pieces(mem.layout, geo, view)
+    index = np.ascontiguousarray(pages, dtype=np.int64)
+    out = np.ascontiguousarray(out_addresses, dtype=np.uint64)
+    if index.ndim != 1 or out.shape != index.shape:
+        raise ValueError(f"{out.shape} addresses for {index.shape} pages")
+    if len(index) and (int(np.min(index)) < 0 or int(np.max(index)) >= len(mem)):
+        raise ValueError(f"page outside of a memory of {len(mem)} pages")
+    if len(out) and not _LOW <= int(np.min(out)) <= int(np.max(out)) <= _TOP - MAX_PAGE_BYTES:
+        raise ValueError("out address")
+    result = np.empty((len(index), pieces.count(view.heads)), dtype=np.uint64)
+    _check_threads(threads)
+    if _module is not None:
+        table = mem.layout.table()
+        _module.pack(*_raw(table), *_raw(mem.addresses), *_raw(index), *_raw(out), *_raw(result), threads)
+    else:
+        for i, page in enumerate(index):
+            _pack_page(mem.layout, mem.addresses[page], int(out[i]))
+            _sum_payload(int(out[i]), pieces, result[i])
+    return result
+
+
+def unpack(
+    jobs: np.ndarray, mem: PageMemory, geo: Geometry, view: View, sums: np.ndarray, *, threads: int = 1
+) -> None:
+    """Runs the jobs (dtype UNPACK, writable) and writes their status. `view` is that of `mem`; bytes of cells outside
+    of it are summed and not written. `sums` holds the sums of the extents, uint64, anywhere behind each other.
+
+    A source that others may write to (shared memory) is copied to a buffer of the call first, summed there, and
+    copied on from there, so that what was summed is what is written. Jobs must not overlap in their destinations when
+    threads is above 1."""
+    _pieces(mem.layout, geo, view)
+    sums = _check_jobs(jobs, sums, threads)
+    if _module is not None:
+        table = mem.layout.table()
+        _module.unpack(*_raw(jobs), *_raw(table), *_raw(mem.addresses), *_raw(sums), *view, geo.cell_bytes, threads)
+        return
+    for job in jobs:
+        job["status"] = _run_job(job, mem, geo.cell_bytes, view, sums)
+
+
+def verify(jobs: np.ndarray, geo: Geometry, sums: np.ndarray, *, threads: int = 1) -> None:
+    """Sums the bytes of the jobs where they lie and writes their status, whatever their flags say."""
+    sums = _check_jobs(jobs, sums, threads)
+    if geo.cell_bytes < 1:
+        raise ValueError(f"cells of {geo.cell_bytes} bytes")
+    if _module is not None:
+        _module.verify(*_raw(jobs), *_raw(sums), geo.cell_bytes, threads)
+        return
+    for job in jobs:
+        job["status"] = _run_job(job, None, geo.cell_bytes, View(0, 0, 0, 0), sums)
+
+
+def sums(address: int, geo: Geometry, view: View) -> np.ndarray:
+    """The sums of the payload of an extent of `view` at `address`, uint64 [pieces]."""
+    if view.empty or not _LOW <= address <= _TOP - MAX_PAGE_BYTES:
+        raise ValueError(f"sums of view {tuple(view)} at {address:#x}")
+    pieces = geo.pieces(view)
+    result = np.empty(pieces.count(view.heads), dtype=np.uint64)
+    if _module is not None:
+        _module.sums(address, view.heads, view.layers, geo.cell_bytes, *_raw(result))
+    else:
+        _sum_payload(address, pieces, result)
+    return result
+
+
+def xxh3_64(address: int, size: int) -> int:
+    """xxh3-64, no seed, of `size` bytes at `address`."""
+    if size < 0 or size and not _LOW <= address <= _TOP - size:
+        raise ValueError(f"{size} bytes at {address:#x}")
+    if _module is not None:
+        return int(_module.xxh3_64(address, size))
+    return xxhash.xxh3_64_intdigest(_bytes_at(address, size)) if size else xxhash.xxh3_64_intdigest(b"")
+
+
+def digest128(data: bytes | bytearray | memoryview | np.ndarray) -> bytes:
+    """xxh3-128 in canonical form, 16 bytes."""
+    return xxhash.xxh3_128_digest(data)
+
+
+def instruction_set(name: str = "") -> str:
+    """Chooses the native kernels of the whole process, "avx512", "avx2", "plain", or "" for the best there is, and
+    returns what is in use; "numpy" without the native module. ValueError for what this machine has not. For tests and
+    measurements."""
+    if _module is None:
+        if name not in ("", "numpy"):
+            raise ValueError("the native module is not there: " + why_not)
+        return "numpy"
+    return str(_module.use(name))
+
+
+def _raw(a: np.ndarray) -> tuple[int, int]:
+    """Address and bytes of a contiguous array; the caller keeps it alive."""
+    return a.__array_interface__["data"][0], a.nbytes
+
+
+def _pieces(layout: Layout, geo: Geometry, view: View) -> Pieces:
+    if (layout.heads, layout.layers, layout.cell_bytes) != (view.heads, view.layers, geo.cell_bytes):
+        raise ValueError(
+            f"layout of {layout.heads} x {layout.layers} cells of {layout.cell_bytes} bytes for a view of "
+            f"{view.heads} x {view.layers} cells of {geo.cell_bytes}"
+        )
+    return pieces_of(view.layers, geo.cell_bytes)
+
+
+def _check_threads(threads: int) -> None:
+    if not 1 <= threads <= MAX_THREADS:
+        raise ValueError(f"{threads} threads, want 1 to {MAX_THREADS}")
+
+
+def _check_jobs(jobs: np.ndarray, sums: np.ndarray, threads: int) -> np.ndarray:
+    if jobs.dtype != UNPACK or jobs.ndim != 1 or not jobs.flags.c_contiguous or not jobs.flags.writeable:
+        raise ValueError(f"jobs of {jobs.dtype} {jobs.shape}, want a contiguous writable array of UNPACK")
+    if _raw(jobs)[0] % 8:
+        raise ValueError("jobs that are not aligned to 8 bytes")
+    _check_threads(threads)
+    if sums.dtype.kind != "u" or sums.dtype.itemsize != 8 or sums.ndim != 1:
+        raise ValueError(f"sums of {sums.dtype} {sums.shape}, want uint64 [n]")
+    return np.ascontiguousarray(sums, dtype=np.uint64)
+
+
+# The same in numpy.
+
+
+class _Memory:
+    """Memory at an address, for numpy: a strided array of opaque rows."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], row_bytes: int) -> None:
+        self.__array_interface__ = {
+            "version": 3, "data": (address, False), "shape": shape, "strides": strides, "typestr": f"|V{row_bytes}"
+        }
+
+
+def _rows_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], row_bytes: int) -> np.ndarray:
+    return np.asarray(_Memory(address, shape, strides, row_bytes))
+
+
+def _bytes_at(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
+
+
+def _sum_payload(address: int, pieces: Pieces, result: np.ndarray) -> None:
+    for i in range(len(result)):
+        at, size = pieces.span(i)
+        result[i] = xxhash.xxh3_64_intdigest(_bytes_at(address + at, size))
+
+
+def _even(a: np.ndarray) -> int | None:
+    """The step between addresses, 0 for one; None when they are not evenly spaced."""
+    if len(a) < 2:
+        return 0
+    steps = np.diff(a.astype(np.int64))
+    return int(steps[0]) if (steps == steps[0]).all() else None
+
+
+def _copy_cells(
+    layout: Layout, addresses: np.ndarray, h0: int, h1: int, l0: int, l1: int, payload: int, head_bytes: int, to_engine: bool
+) -> None:
+    """Whole cells of heads [h0, h1) and layers [l0, l1), numbered within the memory, between the engine's order and a
+    head-major payload at `payload`, whose heads are `head_bytes` apart. addresses: [components, layers]."""
+    cell, at = layout.cell_bytes, 0
+    for c, r in enumerate(layout.rows):
+        step = _even(addresses[c, l0:l1])
+        groups = [(l0, l1 - l0, step)] if step is not None else [(layer, 1, 0) for layer in range(l0, l1)]
+        for layer, n, layer_step in groups:
+            shape = (h1 - h0, n, r.tokens)
+            engine = _rows_at(
+                int(addresses[c, layer]) + h0 * r.head_stride, shape, (r.head_stride, layer_step or 0, r.token_stride), r.row_bytes
+            )
+            flat = _rows_at(payload + (layer - l0) * cell + at, shape, (head_bytes, cell, r.row_bytes), r.row_bytes)
+            if to_engine:
+                engine[...] = flat
+            else:
+                flat[...] = engine
+        at += r.bytes
+
+
+def _pack_page(layout: Layout, addresses: np.ndarray, payload: int) -> None:
+    _copy_cells(layout, addresses, 0, layout.heads, 0, layout.layers, payload, layout.layers * layout.cell_bytes, False)
+
+
+def _run_job(job: np.void, mem: PageMemory | None, cell: int, view: View, sums: np.ndarray) -> int:
+    extent = View(int(job["eh0"]), int(job["eh1"]), int(job["el0"]), int(job["el1"]))
+    offset, size, first_sum = int(job["offset"]), int(job["bytes"]), int(job["first_sum"])
+    copies = mem is not None and not int(job["flags"]) & IN_PLACE
+    if extent.empty or int(job["cuts"]) > 2 or extent.cells > MAX_PAGE_BYTES // cell:
+        return REFUSED
+    pieces, total = pieces_of(extent.layers, cell), extent.cells * cell
+    if offset > total or size > total - offset:
+        return REFUSED
+    if first_sum > len(sums) or pieces.count(extent.heads) > len(sums) - first_sum:
+        return REFUSED
+    if mem is not None and copies and int(job["page"]) >= len(mem):
+        return REFUSED
+    if not _LOW <= int(job["src"]) <= _TOP - size:
+        return REFUSED
+    src, cut, end = int(job["src"]), 0, offset + size
+    cuts, cut_sums, through = int(job["cuts"]), job["cut_sums"].tolist(), copies and not int(job["flags"]) & PRIVATE
+    while offset < end:
+        # A window of whole pieces: what was found right of it is written at once.
+        window = min(_piece_end(pieces, offset + _WINDOW), end) - offset
+        data = _bytes_at(src, window)
+        if through:
+            data = memoryview(bytes(data))
+        good = 0
+        while good < window:
+            piece = pieces.at(offset + good)
+            at, whole = pieces.span(piece)
+            n = min(at + whole, end) - offset - good
+            want = None
+            if n == whole:
+                want = int(sums[first_sum + piece])
+            elif cut < cuts:
+                want, cut = cut_sums[cut], cut + 1
+            if xxhash.xxh3_64_intdigest(data[good : good + n]) != want:
+                break
+            good += n
+        if mem is not None and copies and good:
+            part = np.frombuffer(data[:good], dtype=np.uint8)
+            _scatter(part, offset, mem.layout, mem.addresses[int(job["page"])], extent, view, cell)
+        if good < window:
+            return CORRUPT
+        offset, src = offset + window, src + window
+    return OK
+
+
+def _piece_end(pieces: Pieces, offset: int) -> int:
+    """The end of the piece that holds the byte at `offset`."""
+    return sum(pieces.span(pieces.at(offset)))
+
+
+def _scatter(
+    data: np.ndarray, offset: int, layout: Layout, addresses: np.ndarray, extent: View, view: View, cell: int
+) -> None:
+    """Writes bytes from `offset` of an extent's payload on to where they belong in the memory."""
+    start = int(data.__array_interface__["data"][0])
+    end = offset + len(data)
+    while offset < end:
+        number, within = divmod(offset, cell)
+        head, layer = divmod(number, extent.layers)
+        h, l0 = head + extent.h0 - view.h0, layer + extent.l0 - view.l0
+        n = min(cell - within, end - offset)
+        if within == 0 and n == cell:
+            head_bytes = extent.layers * cell
+            heads = (end - offset) // head_bytes if layer == 0 else 0  # whole heads behind each other go at once
+            cells = extent.layers if heads else min((end - offset) // cell, extent.layers - layer)
+            heads = heads or 1
+            n = heads * cells * cell
+            h_lo, h_hi = max(h, 0), min(h + heads, layout.heads)
+            lo, hi = max(l0, 0), min(l0 + cells, layout.layers)
+            if h_lo < h_hi and lo < hi:
+                first = start + (h_lo - h) * head_bytes + (lo - l0) * cell
+                _copy_cells(layout, addresses, h_lo, h_hi, lo, hi, first, head_bytes, True)
+        elif 0 <= h < layout.heads and 0 <= l0 < layout.layers:
+            _scatter_part(start, within, n, layout, addresses, h, l0)
+        offset, start = offset + n, start + n
+
+
+def _scatter_part(src: int, within: int, size: int, layout: Layout, addresses: np.ndarray, head: int, layer: int) -> None:
+    """Bytes [within, within + size) of one cell."""
+    at = 0
+    for c, r in enumerate(layout.rows):
+        lo, hi = max(within, at), min(within + size, at + r.bytes)
+        base = int(addresses[c, layer]) + head * r.head_stride
+        while lo < hi:
+            token, byte = divmod(lo - at, r.row_bytes)
+            n = min(r.row_bytes - byte, hi - lo)
+            ctypes.memmove(base + token * r.token_stride + byte, src + lo - within, n)
+            lo += n
+        at += r.bytes

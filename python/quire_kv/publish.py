@@ -1,0 +1,316 @@
+"""Publish: begin, write, commit. Nothing is visible before it is whole, and what fails frees its space.
+
+    begun ──pack, write──> sent ──fence, commit──> committed
+       \\________________________\\________________> aborted: its space is free at once
+
+Pages are packed head-major into the transport's own memory, summed there, and sent from there: what changes under us
+afterwards changes nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import kernels, proto
+from .deadline import Call
+from .errors import QuireError, Reason
+from .fetch import RETRIES, pause, set_view, transient
+from .headers import HeaderMaker
+from .layout import Layout, PageMemory
+from .page import FLAG_DURABLE, FLAG_PARENT_UNKNOWN, ZERO32, ExtentID, Geometry, Header, Page, View
+from .transport import Transport, Upload
+
+if TYPE_CHECKING:
+    from .session import Session
+
+__all__ = ["Fence", "Parent", "ParentOf", "Publish", "ROOT_PARENT", "UNKNOWN_PARENT"]
+
+MAX_BATCH_BYTES = 256 << 20
+MAX_BATCH_KEYS = 1024
+_GRANTED, _PRESENT, _COMMITTED = 2, 3, 4  # proto Outcome
+_LEASE_SLACK = 1.0  # seconds that a publication lease outlives its call
+_MAX_GRANTS = 256
+
+
+class Parent(enum.Enum):
+    """What stands before the first page where that is no page."""
+
+    UNKNOWN = "unknown"  # the writer does not know
+    ROOT = "root"  # nothing: the chain starts here
+
+
+UNKNOWN_PARENT = Parent.UNKNOWN
+ROOT_PARENT = Parent.ROOT
+ParentOf = bytes | Parent | None
+Fence = Callable[[Sequence[int]], Sequence[bool]]
+"""Asked, with the indices of pages whose bytes were copied, before they are committed: which of them still are what
+they were. Nothing of the others becomes visible."""
+
+
+class _Grant:
+    """One page that may be written."""
+
+    __slots__ = ("headers", "page", "views", "wire_page")
+
+    def __init__(self, page: int, wire_page: int, views: list[View]) -> None:
+        self.page = page  # in the publish
+        self.wire_page = wire_page  # in the Begin
+        self.views = views
+        self.headers: list[bytes] = [b""] * len(views)
+
+
+class Publish:
+    """One publication. `run` returns when nothing reads the memory any more."""
+
+    def __init__(
+        self,
+        session: Session,
+        keys: Sequence[bytes],
+        memory: PageMemory,
+        geometry: Geometry,
+        scope: bytes,
+        view: View,
+        parent: ParentOf,
+        call: Call,
+        *,
+        durability: str | None,
+        expire_seconds: int,
+        flops: float,
+        writer_group: bytes,
+        fence: Fence | None,
+        linked: bool = True,
+    ) -> None:
+        self._session, self._keys, self._memory, self._geometry = session, keys, memory, geometry
+        self._scope, self._view, self._call = scope, view, call
+        self._durability = {None: 0, "memory": 1, "disk": 2}[durability]
+        self._expire, self._flops, self._writer_group, self._fence = expire_seconds, flops, writer_group, fence
+        self._parents: list[ParentOf] = [parent if parent is not None else UNKNOWN_PARENT, *(keys[:-1] if linked else [UNKNOWN_PARENT] * (len(keys) - 1))]
+        self._results: list[Page | None] = [None] * len(keys)
+        self._headers = HeaderMaker(self._like())
+
+    def run(self, index: Sequence[int] | None = None) -> list[Page]:
+        """Publishes all pages, or some again: one answer a page. QuireError when the call as a whole failed; its `pages`
+        are what is known."""
+        todo = list(index) if index is not None else list(range(len(self._keys)))
+        try:
+            limits = self._session._client._limits(self._call)
+            each = self._geometry.payload_bytes(self._view)
+            most = max(1, min(limits.max_keys, MAX_BATCH_KEYS, min(limits.max_batch_bytes, MAX_BATCH_BYTES) // each))
+            for first in range(0, len(todo), most):
+                self._batch(todo[first : first + most], limits.max_chunk_bytes)
+        except QuireError as e:
+            e.pages = [r or Page(False, e.reason) for r in self._results]
+            raise
+        return [r or Page(False, Reason.UNKNOWN) for r in self._results]
+
+    def unlink(self, index: Sequence[int]) -> None:
+        """Has pages published again without the parents that are missing."""
+        for i in index:
+            if i == 0 or i - 1 not in index:
+                self._parents[i] = UNKNOWN_PARENT
+
+    def _batch(self, index: list[int], chunk_bytes: int) -> None:
+        s = self._session
+        request = self._begin_request(index)
+        answer = s._client._route(self._call, lambda t: t.unary("BeginPublish", request, self._call))
+        grants = self._grants(answer, index)
+        if not grants:
+            return
+        rest = {g.wire_page for g in grants}
+        try:
+            asked = self._write(answer.token, grants, chunk_bytes)
+            self._commit(answer.token, asked, rest)
+        finally:
+            if rest:
+                self._abort(answer.token, sorted(rest))
+
+    # -- begin ---------------------------------------------------------------------------------------------------
+
+    def _begin_request(self, index: list[int]) -> Any:
+        s, g = self._session, self._geometry
+        request = proto.BeginPublishRequest(
+            durability=self._durability, session_id=s._session_id, writer_group=self._writer_group
+        )
+        request.namespace.CopyFrom(s._ref)
+        request.run.scope, request.run.group = self._scope, g.group
+        request.run.hashes = b"".join(self._keys[i] for i in index)
+        proto.set_seconds(request.lease, min(self._call.left() + _LEASE_SLACK, s._client._limits(self._call).max_lease))
+        payload = g.payload_bytes(self._view)
+        for k, i in enumerate(index):
+            page = request.pages.add(payload_bytes=payload, expire_seconds=self._expire, declared_flops=self._flops)
+            parent = self._parents[i]
+            if parent is Parent.ROOT:
+                page.root = True
+            elif parent is Parent.UNKNOWN:
+                page.parent_unknown = True
+            elif k == 0 or index[k - 1] != i - 1:  # within a run the server knows the page before
+                page.parent_hash = parent
+            if self._view != g.whole:
+                set_view(page.view, self._view)
+        return request
+
+    def _grants(self, answer: Any, index: list[int]) -> list[_Grant]:
+        """Takes over what is answered already; returns the pages that may be written."""
+        out = []
+        for k, i in enumerate(index):
+            if k >= len(answer.pages):
+                self._results[i] = Page(False, Reason.UNKNOWN)
+                continue
+            status = answer.pages[k]
+            if status.outcome != _GRANTED:
+                self._results[i] = result_of(status, _PRESENT)
+                continue
+            views = [view_of(v, self._view) for v in status.grants]
+            if not views or len(views) > _MAX_GRANTS or None in views:
+                self._results[i] = Page(False, Reason.UNSUPPORTED)  # given back
+                views = []
+            out.append(_Grant(i, k, [v for v in views if v is not None]))
+        return out
+
+    # -- write ---------------------------------------------------------------------------------------------------
+
+    def _write(self, token: Any, grants: list[_Grant], chunk_bytes: int) -> list[_Grant]:
+        """Packs and sends every grant on one stream; the pages that may be committed."""
+        s = self._session
+        writing = [g for g in grants if g.views]
+        if not writing:
+            return []
+        first = proto.WritePagesRequest()
+        first.token.CopyFrom(token)
+        first.namespace.CopyFrom(s._ref)
+
+        def over(transport: Transport) -> Any:
+            return transport.write(first, chunk_bytes, lambda upload: self._fill(upload, writing), self._call)
+
+        answer = s._client._route(self._call, over)
+        asked = []
+        for g in writing:
+            reason = Reason.of(answer.pages[g.wire_page].reason) if g.wire_page < len(answer.pages) else Reason.NONE
+            if reason is Reason.NONE:
+                asked.append(g)
+            else:
+                self._results[g.page] = Page(False, reason)
+        return asked
+
+    def _fill(self, upload: Upload, grants: list[_Grant]) -> None:
+        """Sends pages in order, as many of one view together as there is room for."""
+        at = 0
+        while at < len(grants):
+            same = at + 1
+            while same < len(grants) and grants[same].views == grants[at].views and len(grants[at].views) == 1:
+                same += 1
+            group = grants[at:same]
+            for number, view in enumerate(grants[at].views):
+                self._fill_view(upload, group, number, view)
+            at = same
+
+    def _fill_view(self, upload: Upload, group: list[_Grant], number: int, view: View) -> None:
+        g = self._geometry
+        payload = g.payload_bytes(view)
+        memory = self._memory if view == self._view else part_of(self._memory, self._view, view)
+        done = 0
+        while done < len(group):
+            self._call.left()
+            out = upload.stage(payload, len(group) - done)
+            batch = group[done : done + len(out)]
+            sums = kernels.pack(memory, [p.page for p in batch], g, view, out, threads=self._session._client.options.copy_threads)
+            for k, p in enumerate(batch):
+                p.headers[number] = self._header(p.page, view, sums[k])
+                upload.send(p.wire_page, number, int(out[k]), payload)
+            upload.flush()
+            done += len(batch)
+
+    def _header(self, i: int, view: View, sums: np.ndarray) -> bytes:
+        client, parent = self._session._client, self._parents[i]
+        flags = (FLAG_DURABLE if self._durability == 2 else 0) | (FLAG_PARENT_UNKNOWN if parent is Parent.UNKNOWN else 0)
+        parent_hash = parent if isinstance(parent, bytes) else b""
+        return self._headers.make(view, self._keys[i], parent_hash, flags, client._writer, client._next_sequence(), sums)
+
+    def _like(self) -> Header:
+        """What all headers of this publication have in common."""
+        s, g = self._session, self._geometry
+        now = int(time.time())
+        return Header(
+            namespace=s.namespace, epoch=s.epoch, scope=self._scope or ZERO32, group=g.group, hash=ZERO32, parent=b"", flags=0, depth=0,
+            extent=ExtentID(bytes(16), 0, bytes(16)), view=self._view, tokens=g.page_tokens, cell_bytes=g.cell_bytes, page_heads=g.heads,
+            page_layers=g.layers, grade=g.grade, components=0, packing_id=ZERO32, created=now, declared_flops=self._flops,
+            expiry=now + self._expire if self._expire else 0, provenance=s.canonical_provenance, sums=np.empty(0, dtype="<u8"),
+        )  # fmt: skip
+
+    # -- commit --------------------------------------------------------------------------------------------------
+
+    def _commit(self, token: Any, asked: list[_Grant], rest: set[int]) -> None:
+        """Asks the writer's fence, and makes visible what is still its page."""
+        if self._fence is not None and asked:
+            mine = list(self._fence([g.page for g in asked]))
+            for k, g in enumerate(asked):
+                if k >= len(mine) or not mine[k]:
+                    self._results[g.page] = Page(False, Reason.ABORTED)
+            asked = [g for k, g in enumerate(asked) if k < len(mine) and mine[k]]
+        if not asked:
+            return
+        s = self._session
+        request = proto.CommitPublishRequest()
+        request.token.CopyFrom(token)
+        request.namespace.CopyFrom(s._ref)
+        for g in asked:
+            request.pages.add(page=g.wire_page, headers=g.headers)
+        answer = repeated(self._call, lambda: s._client._route(self._call, lambda t: t.unary("CommitPublish", request, self._call)))
+        for k, g in enumerate(asked):
+            result = result_of(answer.pages[k], _COMMITTED) if k < len(answer.pages) else Page(False, Reason.UNKNOWN)
+            self._results[g.page] = result
+            if result.ok or result.reason is Reason.LOST_RACE:
+                rest.discard(g.wire_page)
+
+    def _abort(self, token: Any, pages: list[int]) -> None:
+        """Frees what was granted and is not committed. Where the call has no time left for it, or its session ended,
+        the server frees it by itself: with the session, or when the lease runs out, a moment after the call."""
+        if self._call.expired():
+            return
+        s = self._session
+        request = proto.AbortPublishRequest(pages=pages)
+        request.token.CopyFrom(token)
+        request.namespace.CopyFrom(s._ref)
+        try:
+            s._client._route(self._call, lambda t: t.unary("AbortPublish", request, self._call))
+        except QuireError:
+            return
+
+
+def repeated(call: Call, f: Callable[[], Any]) -> Any:
+    """Makes a call that may be made twice, again while the outcome is unknown or the server says later."""
+    for attempt in range(RETRIES + 1):
+        try:
+            return f()
+        except QuireError as e:
+            if attempt == RETRIES or not transient(e) or not pause(call, attempt):
+                raise
+    raise AssertionError("unreachable")
+
+
+def result_of(status: Any, good: int) -> Page:
+    """A page's answer: OK when its outcome is `good`; what it does not say is not good."""
+    if status.outcome == good:
+        return Page(True, Reason.NONE)
+    return Page(False, Reason.of(status.reason) or Reason.UNKNOWN)
+
+
+def view_of(message: Any, within: View) -> View | None:
+    """A rectangle off the wire; None for what is none, leaves `within`, or is not built here."""
+    v = View(message.h0, message.h1, message.l0, message.l1)
+    if v.empty or not within.contains(v) or message.token_start or message.token_stride or message.token_run or message.shard or message.shards:
+        return None
+    return v
+
+
+def part_of(memory: PageMemory, view: View, part: View) -> PageMemory:
+    """The memory of a rectangle of the view that `memory` has."""
+    layout = memory.layout
+    steps = np.array([r.head_stride for r in layout.rows], dtype=np.uint64)[None, :, None] * np.uint64(part.h0 - view.h0)
+    addresses = memory.addresses[:, :, part.l0 - view.l0 : part.l1 - view.l0] + steps
+    return PageMemory(Layout(part.heads, part.layers, layout.rows), addresses, memory.owner)

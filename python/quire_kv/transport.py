@@ -1,0 +1,65 @@
+"""What every way to the page service does, whatever carries the bytes. Services of names and administration go by gRPC
+alone; all transports answer alike."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .deadline import Call
+from .intake import Intake
+
+__all__ = ["MAX_SEND_BYTES", "Transport", "Upload"]
+
+MAX_SEND_BYTES = 1 << 20  # of one chunk: large enough that its head costs nothing
+
+
+class Upload(ABC):
+    """One WritePages stream being filled:
+
+    stage(n) ──> pack into the addresses ──> send each ──> stage(n) ... ──> flush
+    """
+
+    @abstractmethod
+    def stage(self, payload: int, count: int) -> np.ndarray:
+        """Addresses, uint64, where 1 to `count` payloads of so many bytes may be written now. Waits for memory that is
+        still being read. What was staged is to be sent before the next stage."""
+
+    @abstractmethod
+    def send(self, page: int, grant: int, address: int, payload: int) -> None:
+        """The payload of a grant, whole, at a staged address."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Has everything on its way: the server works while more is made."""
+
+
+class Transport(ABC):
+    """A way to the page service. Errors are QuireError; Unreachable says that nothing of a call was sent. Thread-safe."""
+
+    name: str
+
+    @abstractmethod
+    def unary(self, method: str, request: Any, call: Call) -> Any:
+        """One call of PageService, by name: its response."""
+
+    @abstractmethod
+    def fetch(self, request: Any, intake: Intake, call: Call) -> None:
+        """One Fetch into an intake. When it returns or raises, the intake has ended and nothing is written any more."""
+
+    @abstractmethod
+    def write(self, first: Any, chunk_bytes: int, fill: Callable[[Upload], None], call: Call) -> Any:
+        """One WritePages whose first message is `first` (token and namespace): `fill` is called with the stream, and its
+        response returned. Chunks have chunk_bytes at most. Afterwards nothing reads what was staged."""
+
+    @abstractmethod
+    def attach(self, request: Any, connect_seconds: float, life: Call, up: Callable[[bytes], None]) -> None:
+        """Keeps an Attach stream open; `up` is called with the session's id. Returns or raises when it has ended:
+        `life` was cancelled, or the connection is over."""
+
+    @abstractmethod
+    def close(self, deadline: float) -> None:
+        """Ends calls and connections; waits for the calls until a monotonic time at most. Idempotent."""

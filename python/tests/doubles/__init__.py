@@ -1,0 +1,1 @@
+"""Doubles of what the package talks to: stores that misbehave, and engines."""

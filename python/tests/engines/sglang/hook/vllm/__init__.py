@@ -1,0 +1,1 @@
+"""A stand-in that SGLang imports on a CPU and never calls."""

@@ -1,0 +1,43 @@
+"""Two ranks of the real controller in two processes over gloo: they agree, whatever one of them meets."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("sglang", reason="sglang is not installed in this environment")
+
+import serving
+import sglang_controllers as c
+
+pytestmark = [pytest.mark.sglang, pytest.mark.limit(240)]
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def test_case_c45_two_ranks_agree_after_a_partial_failure(quire_server, digests, llama, tmp_path):
+    folder, _ = llama
+    settings = c.settings_of(quire_server, digests(folder), lookup_timeout_ms=2000, load_timeout_ms=5000, save_timeout_ms=5000)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), *sys.path]))}
+    processes = [
+        serving.spawn(
+            [sys.executable, str(HERE / "rank_process.py"), str(rank), str(tmp_path / "meeting"), str(folder), json.dumps(settings)],
+            stdout=subprocess.PIPE, stderr=(tmp_path / f"rank{rank}.log").open("wb"), env=environment, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [p.communicate(timeout=200)[0] for p in processes]
+    logs = "\n".join((tmp_path / f"rank{r}.log").read_text()[-3000:] for r in range(2))
+    assert [p.returncode for p in processes] == [0, 0], logs
+    steps = [[json.loads(line) for line in out.splitlines() if line.startswith("{")] for out in said]
+    assert steps[0] == steps[1], logs
+    assert all(s["right"] and s["alive"] for s in steps[0])
+    assert [(s["step"], s["found"], s["loaded"]) for s in steps[0]] == [
+        ("sound", 300, 300), ("one rank finds five", 5, 5), ("one rank's lookup fails", 0, 0), ("one rank loses page 150", 300, 150),
+        ("one rank's load fails", 300, 0), ("sound again", 300, 300), ("one rank is off", 0, 0),
+    ]  # fmt: skip

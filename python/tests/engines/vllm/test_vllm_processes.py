@@ -1,0 +1,71 @@
+"""The real vLLM on the CPU in processes of its own: a second process, worker processes, two ranks.
+
+one     in process, one rank      writes A
+two     two ranks in processes    reads A, writes B
+three   a worker process          reads A and B
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import vllm_models
+from vllm_engine import BLOCK, ENVIRONMENT, prompts
+
+from quire_kv.chains import VLLMContract, vllm_chain
+
+pytestmark = [pytest.mark.vllm, pytest.mark.limit(600)]
+
+HERE = pathlib.Path(__file__).resolve().parent
+PAGE = 2 * 4 * BLOCK * 2 * 32 * 4
+
+
+def run(task, **environment):
+    """The results of a task in a process of its own (vllm_engine.main)."""
+    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE.parents[2]), os.environ.get("PYTHONPATH")))), **environment}
+    done = subprocess.run([sys.executable, str(HERE / "vllm_engine.py"), json.dumps(task)], env=env, capture_output=True, text=True, timeout=300, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert done.returncode == 0 and lines, f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return json.loads(lines[0].removeprefix("RESULT "))
+
+
+def same(answers, wanted):
+    assert [a["tokens"] for a in answers] == [b["tokens"] for b in wanted]
+    assert max(abs(u - v) for a, b in zip(answers, wanted, strict=True) for u, v in zip(a["logprobs"], b["logprobs"], strict=True)) < 1e-3
+
+
+def test_processes_and_ranks_share_one_copy(quire_bin, quire_server):
+    folder = vllm_models.tiny()
+    extra = {"server": quire_server.address, "model_digest": vllm_models.digest(quire_bin, folder), "weights": "frozen", "lookup_wait_ms": 10_000}
+    a, b = prompts((64, 100, 33)), prompts((70, 97), seed=21)
+    of_a, of_b = sum((len(p) - 1) // BLOCK for p in a), sum((len(p) - 1) // BLOCK for p in b)
+    task = {"model": folder, "extra": extra, "tokens": 8}
+
+    one = run({**task, "prompts": a, "steps": ["generate"]})[1]
+    assert quire_server.read_counter() == 0  # computed, as without a cache
+
+    worker_processes = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    two = run(
+        {**task, "prompts": a + b, "steps": ["settle", "generate"], "args": {"tensor_parallel_size": 2}}, **worker_processes, VLLM_CPU_OMP_THREADS_BIND="0|1"
+    )[2]
+    same(two[:3], one)
+    assert [t["cached"] for t in two] == [(len(p) - 1) // BLOCK * BLOCK for p in a] + [0] * len(b)
+    assert quire_server.read_counter() == (of_a + 1) * PAGE  # two slices of one copy, and the page that settled it
+
+    three = run({**task, "prompts": a + b, "steps": ["settle", "generate"]}, **worker_processes)[2]
+    same(three, one + two[3:])
+    assert quire_server.read_counter() == (of_a + 1 + of_a + of_b + 1) * PAGE
+    assert [t["cached"] for t in three] == [(len(p) - 1) // BLOCK * BLOCK for p in a + b]
+
+    tree = json.loads(quire_server.run("ns", "list", "-o", "json").stdout)["models"]
+    assert [len(m["revisions"]) for m in tree] == [1] and len(tree[0]["revisions"][0]["namespaces"]) == 1
+    namespace = tree[0]["revisions"][0]["namespaces"][0]["id"]
+    contract = VLLMContract("sha256_cbor", BLOCK)
+    for prompt, views in ((a[1], {"0:2,0:4"}), (b[1], {"0:1,0:4", "1:2,0:4"})):  # written by one rank, and by two
+        said = json.loads(quire_server.run("page", "explain", namespace, vllm_chain(contract, prompt)[0].hex(), "-o", "json").stdout)
+        assert said["served"] and {e["view"] for e in said["extents"]} == views and len(said["extents"]) == len(views)
