@@ -55,9 +55,7 @@ def engine_memory(pool: np.ndarray, layers: int) -> PageMemory:
     layout = Layout(HEADS, layers, tuple(Rows(ROW, ROW, HEADS * ROW, TOKENS) for _ in range(2)))
     half = LAYER_BYTES // 2
     base = int(pool.__array_interface__["data"][0])
-    return PageMemory.strided(
-        layout, base, np.arange(len(pool)) * layers * LAYER_BYTES, [0, half], np.arange(layers) * LAYER_BYTES, pool
-    )
+    return PageMemory.strided(layout, base, np.arange(len(pool)) * layers * LAYER_BYTES, [0, half], np.arange(layers) * LAYER_BYTES, pool)
 
 
 def memory_of(order: str, pool: np.ndarray, layers: int, session: Session) -> PageMemory:

@@ -60,9 +60,7 @@ def memory(order: str, s: Shape, pages: int, buffer: np.ndarray) -> PageMemory:
         layers = np.arange(s.layers) * pages * s.heads * cell
         return PageMemory.strided(layout, base, offsets, [0], layers, buffer, regions_of([buffer]))
     layout = Layout(s.heads, s.layers, (Rows(row, head, token, s.tokens),) * 2)
-    return PageMemory.strided(
-        layout, base, np.arange(pages) * page, [0, component], np.arange(s.layers) * layer, buffer, regions_of([buffer])
-    )
+    return PageMemory.strided(layout, base, np.arange(pages) * page, [0, component], np.arange(s.layers) * layer, buffer, regions_of([buffer]))
 
 
 def aligned(size: int, huge: bool) -> np.ndarray:

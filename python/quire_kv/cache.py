@@ -214,7 +214,9 @@ class Cache:
         if session is None:
             return [False] * n
         try:
-            pages = session.fetch(keys, memory, group=group, scope=scope, view=view, lease=lease, timeout=self._config.load_timeout if timeout is None else timeout)
+            pages = session.fetch(
+                keys, memory, group=group, scope=scope, view=view, lease=lease, timeout=self._config.load_timeout if timeout is None else timeout
+            )
         except Exception as e:
             self._failed("load", e, n)
             self.counters.add(recompute_fallbacks=n)
@@ -262,8 +264,15 @@ class Cache:
             before: bytes | _client.Parent = keys[first - 1] if first and linked else parent
             try:
                 pages = session.publish(
-                    keys[first:], memory if first == 0 else memory.select(slice(first, n)), parent=before, linked=linked, group=group, scope=scope, view=view,
-                    durability=self._config.durability, timeout=left,
+                    keys[first:],
+                    memory if first == 0 else memory.select(slice(first, n)),
+                    parent=before,
+                    linked=linked,
+                    group=group,
+                    scope=scope,
+                    view=view,
+                    durability=self._config.durability,
+                    timeout=left,
                 )
             except Exception as e:
                 self._failed("save", e, n - first)
@@ -437,8 +446,14 @@ class Cache:
     def _report(self, session: _client.Session) -> float:
         try:
             return session.report(
-                self.counters.snapshot(), self.counters.failures(), instance=self._config.name, engine=self._engine, adapter=self._adapter,
-                breaker="closed" if self._breaker.allows else "open", uptime=time.monotonic() - self._started, timeout=_PROBE_TIMEOUT,
+                self.counters.snapshot(),
+                self.counters.failures(),
+                instance=self._config.name,
+                engine=self._engine,
+                adapter=self._adapter,
+                breaker="closed" if self._breaker.allows else "open",
+                uptime=time.monotonic() - self._started,
+                timeout=_PROBE_TIMEOUT,
             )
         except QuireError as e:
             if e.broken:
@@ -504,7 +519,7 @@ class Cache:
                 continue
             if p.reason not in _SILENT:
                 self.counters.fail(p.reason)
-                self._say(f"{what} {p.reason.label}", f"quire: a page could not be {dict(load="loaded", save="saved")[what]}: {p.reason.label}")
+                self._say(f"{what} {p.reason.label}", f"quire: a page could not be {dict(load='loaded', save='saved')[what]}: {p.reason.label}")
             if what == "load":
                 bad.append(_fingerprint(k, group, scope))
         if bad:
@@ -579,7 +594,14 @@ def client_of(config: Config) -> _client.Client:
     """The store's client for a configuration; it does not dial. ConfigError where a file cannot be read."""
     tls = _client.Tls(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key) if config.tls_ca is not None else None
     return _client.Client(
-        _client.Options(address=config.server, token=config.token(), tls=tls, transport=config.transport, instance=config.name, call_timeout=max(config.load_timeout, config.save_timeout))
+        _client.Options(
+            address=config.server,
+            token=config.token(),
+            tls=tls,
+            transport=config.transport,
+            instance=config.name,
+            call_timeout=max(config.load_timeout, config.save_timeout),
+        )
     )
 
 

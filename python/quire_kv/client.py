@@ -345,7 +345,8 @@ def _capabilities(m: Any) -> Capabilities:
     """QuireError UNSUPPORTED for limits that nothing fits into."""
     if m.max_keys < 1 or m.max_batch_bytes < 1 or m.max_chunk_bytes < _MIN_CHUNK_BYTES:
         raise QuireError(
-            Reason.UNSUPPORTED, f"server limits of {m.max_keys} keys, {m.max_batch_bytes} batch bytes, {m.max_chunk_bytes} chunk bytes",
+            Reason.UNSUPPORTED,
+            f"server limits of {m.max_keys} keys, {m.max_batch_bytes} batch bytes, {m.max_chunk_bytes} chunk bytes",
             broken=True,
         )
     longest = proto.seconds(m.max_lease) or 60.0

@@ -108,7 +108,9 @@ class Config:
         if self.model_digest is None:
             raise ConfigError(f"quire: model_digest is not set, so the cache stays off; {_DIGEST_HINT}")
         if self.weights != "frozen":
-            raise ConfigError('quire: weights is not set, so the cache stays off; put "weights": "frozen" there if nothing changes the weights while the engine runs')
+            raise ConfigError(
+                'quire: weights is not set, so the cache stays off; put "weights": "frozen" there if nothing changes the weights while the engine runs'
+            )
         return self.model_digest
 
     def token(self) -> str | None:
@@ -153,4 +155,7 @@ def is_digest(text: object) -> bool:
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
-        raise ConfigError(f"quire: {name} is {value!r}; make it one of {', '.join(str(a) for a in allowed if a is not None)}" + (", or leave it out" if None in allowed else ""))
+        raise ConfigError(
+            f"quire: {name} is {value!r}; make it one of {', '.join(str(a) for a in allowed if a is not None)}"
+            + (", or leave it out" if None in allowed else "")
+        )

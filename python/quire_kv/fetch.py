@@ -1,8 +1,8 @@
 """Fetch: pages into the caller's memory, verified there, over as many streams as are worth it.
 
-    pages ──batches, one a stream──> intake ──> OK or a miss
-                ^                      │
-                └── broken, or memory taken back: what is left, on the same extents where all are known
+pages ──batches, one a stream──> intake ──> OK or a miss
+            ^                      │
+            └── broken, or memory taken back: what is left, on the same extents where all are known
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _WORTH_A_STREAM = 4 << 20  # bytes below which a further connection costs more t
 class Fetch:
     """One fetch. `run` returns when nothing writes into the memory any more."""
 
-    def __init__(self, session: Session, keys: Sequence[bytes], memory: PageMemory, geometry: Geometry, scope: bytes, view: View, lease: bytes, call: Call) -> None:
+    def __init__(
+        self, session: Session, keys: Sequence[bytes], memory: PageMemory, geometry: Geometry, scope: bytes, view: View, lease: bytes, call: Call
+    ) -> None:
         self._session, self._memory, self._geometry = session, memory, geometry
         self._scope, self._view, self._lease, self._call = scope, view, lease, call
         self._pages = [Wanted(k) for k in keys]

@@ -1,8 +1,8 @@
 """The page service over frames: TCP, TLS, and the UNIX socket where bytes stay in memory of both ends.
 
-    fetch   batches of heads; bytes are received into one reused buffer and unpacked from there, or copied straight out
-            of the node's slabs where they come as references
-    write   pages are packed into a reused buffer and sent from there, or into an area that the node reads
+fetch   batches of heads; bytes are received into one reused buffer and unpacked from there, or copied straight out
+        of the node's slabs where they come as references
+write   pages are packed into a reused buffer and sent from there, or into an area that the node reads
 """
 
 from __future__ import annotations
@@ -187,9 +187,7 @@ class _Reception:
         if buffer is None or self._fill + size > buffer.bytes:
             self._spill(0)
             if buffer is None or size > buffer.bytes:
-                buffer = self._buffer = self._connection.attached["receive"] = Buffer(
-                    _RECEIVE_BYTES if size <= _RECEIVE_BYTES else wire.MAX_DATA_BYTES
-                )
+                buffer = self._buffer = self._connection.attached["receive"] = Buffer(_RECEIVE_BYTES if size <= _RECEIVE_BYTES else wire.MAX_DATA_BYTES)
         at = self._fill
         self._connection.data([buffer.view[at : at + size]], self._call)
         self._fill = at + size

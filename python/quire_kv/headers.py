@@ -1,6 +1,6 @@
 """Extent headers of one publication, made fast: what is equal in all of them is encoded and checked once.
 
-    encode_header ──once for a view and a kind of parent──> template ──hash, parent, id, sums, tail──> header
+encode_header ──once for a view and a kind of parent──> template ──hash, parent, id, sums, tail──> header
 """
 
 from __future__ import annotations

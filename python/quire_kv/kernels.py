@@ -35,7 +35,10 @@ UNPACK: Final = np.dtype(
         ("first_sum", "<u8"),  # index in `sums` of the sum of piece 0 of the extent
         ("cut_sums", "<u8", (2,)),  # sums of the parts of pieces that the run holds only in part, in order
         ("page", "<u4"),  # index into the memory
-        ("eh0", "<u2"), ("eh1", "<u2"), ("el0", "<u2"), ("el1", "<u2"),  # the extent's view, as in its header
+        ("eh0", "<u2"),
+        ("eh1", "<u2"),
+        ("el0", "<u2"),
+        ("el1", "<u2"),  # the extent's view, as in its header
         ("cuts", "u1"),  # how many cut_sums were given
         ("flags", "u1"),
         ("status", "<u2"),  # written by the call
@@ -103,9 +106,7 @@ def pack(
     return result
 
 
-def unpack(
-    jobs: np.ndarray, mem: PageMemory, geo: Geometry, view: View, sums: np.ndarray, *, threads: int = 1
-) -> None:
+def unpack(jobs: np.ndarray, mem: PageMemory, geo: Geometry, view: View, sums: np.ndarray, *, threads: int = 1) -> None:
     """Runs the jobs (dtype UNPACK, writable) and writes their status. `view` is that of `mem`; bytes of cells outside
     of it are summed and not written. `sums` holds the sums of the extents, uint64, anywhere behind each other.
 
@@ -209,9 +210,7 @@ class _Memory:
     """Memory at an address, for numpy: a strided array of opaque rows."""
 
     def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], row_bytes: int) -> None:
-        self.__array_interface__ = {
-            "version": 3, "data": (address, False), "shape": shape, "strides": strides, "typestr": f"|V{row_bytes}"
-        }
+        self.__array_interface__ = {"version": 3, "data": (address, False), "shape": shape, "strides": strides, "typestr": f"|V{row_bytes}"}
 
 
 def _rows_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], row_bytes: int) -> np.ndarray:
@@ -236,9 +235,7 @@ def _even(a: np.ndarray) -> int | None:
     return int(steps[0]) if (steps == steps[0]).all() else None
 
 
-def _copy_cells(
-    layout: Layout, addresses: np.ndarray, h0: int, h1: int, l0: int, l1: int, payload: int, head_bytes: int, to_engine: bool
-) -> None:
+def _copy_cells(layout: Layout, addresses: np.ndarray, h0: int, h1: int, l0: int, l1: int, payload: int, head_bytes: int, to_engine: bool) -> None:
     """Whole cells of heads [h0, h1) and layers [l0, l1), numbered within the memory, between the engine's order and a
     head-major payload at `payload`, whose heads are `head_bytes` apart. addresses: [components, layers]."""
     cell, at = layout.cell_bytes, 0
@@ -247,9 +244,7 @@ def _copy_cells(
         groups = [(l0, l1 - l0, step)] if step is not None else [(layer, 1, 0) for layer in range(l0, l1)]
         for layer, n, layer_step in groups:
             shape = (h1 - h0, n, r.tokens)
-            engine = _rows_at(
-                int(addresses[c, layer]) + h0 * r.head_stride, shape, (r.head_stride, layer_step or 0, r.token_stride), r.row_bytes
-            )
+            engine = _rows_at(int(addresses[c, layer]) + h0 * r.head_stride, shape, (r.head_stride, layer_step or 0, r.token_stride), r.row_bytes)
             flat = _rows_at(payload + (layer - l0) * cell + at, shape, (head_bytes, cell, r.row_bytes), r.row_bytes)
             if to_engine:
                 engine[...] = flat
@@ -312,9 +307,7 @@ def _piece_end(pieces: Pieces, offset: int) -> int:
     return sum(pieces.span(pieces.at(offset)))
 
 
-def _scatter(
-    data: np.ndarray, offset: int, layout: Layout, addresses: np.ndarray, extent: View, view: View, cell: int
-) -> None:
+def _scatter(data: np.ndarray, offset: int, layout: Layout, addresses: np.ndarray, extent: View, view: View, cell: int) -> None:
     """Writes bytes from `offset` of an extent's payload on to where they belong in the memory."""
     start = int(data.__array_interface__["data"][0])
     end = offset + len(data)

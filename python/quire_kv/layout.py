@@ -128,14 +128,10 @@ class PageMemory:
 
     __slots__ = ("layout", "addresses", "owner")
 
-    def __init__(
-        self, layout: Layout, addresses: np.ndarray, owner: object, regions: np.ndarray | None = None
-    ) -> None:
+    def __init__(self, layout: Layout, addresses: np.ndarray, owner: object, regions: np.ndarray | None = None) -> None:
         addresses = np.ascontiguousarray(addresses, dtype=np.uint64)
         if addresses.ndim != 3 or addresses.shape[1:] != (len(layout.rows), layout.layers):
-            raise ValueError(
-                f"addresses of shape {addresses.shape}, want (pages, {len(layout.rows)}, {layout.layers})"
-            )
+            raise ValueError(f"addresses of shape {addresses.shape}, want (pages, {len(layout.rows)}, {layout.layers})")
         span = max(r.span(layout.heads) for r in layout.rows)
         if addresses.size and not 4096 <= int(addresses.min()) <= int(addresses.max()) < (1 << 64) - span:
             raise ValueError("an address of the memory is none")

@@ -89,8 +89,7 @@ class Proof:
         by default its index). LayoutError names the first row that is wrong. Two pages or more prove the page stride too."""
         if geometry.cell_bytes != self.cell_bytes or geometry.page_tokens != self.tokens:
             raise LayoutError(
-                f"cells of {geometry.cell_bytes} bytes for {geometry.page_tokens} tokens, but the components make "
-                f"{self.cell_bytes} for {self.tokens}"
+                f"cells of {geometry.cell_bytes} bytes for {geometry.page_tokens} tokens, but the components make {self.cell_bytes} for {self.tokens}"
             )
         numbers = range(len(memory)) if pages is None else pages
         payload = np.empty((len(memory), geometry.payload_bytes(view)), dtype=np.uint8)

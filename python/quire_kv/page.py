@@ -100,15 +100,11 @@ class View(NamedTuple):
 
     def contains(self, other: View) -> bool:
         """Whether every cell of `other` is in this view."""
-        return other.empty or (
-            self.h0 <= other.h0 and other.h1 <= self.h1 and self.l0 <= other.l0 and other.l1 <= self.l1
-        )
+        return other.empty or (self.h0 <= other.h0 and other.h1 <= self.h1 and self.l0 <= other.l0 and other.l1 <= self.l1)
 
     def intersect(self, other: View) -> View:
         """The common cells; the result may be empty."""
-        return View(
-            max(self.h0, other.h0), min(self.h1, other.h1), max(self.l0, other.l0), min(self.l1, other.l1)
-        )
+        return View(max(self.h0, other.h0), min(self.h1, other.h1), max(self.l0, other.l0), min(self.l1, other.l1))
 
 
 class Pieces(NamedTuple):
@@ -358,8 +354,11 @@ def encode_header(h: Header) -> bytes:
     grade = GRADES.get(h.grade, 0)
     size = FIXED_BYTES + len(h.provenance) + len(sums) + TAIL_BYTES
     for name, offset, value, want in (
-        ("namespace", 24, h.namespace, 32), ("scope", 64, h.scope, 32), ("group", 96, h.group, 32),
-        ("packing_id", 344, h.packing_id, 32), ("writer", 264, h.extent.writer, 16),
+        ("namespace", 24, h.namespace, 32),
+        ("scope", 64, h.scope, 32),
+        ("group", 96, h.group, 32),
+        ("packing_id", 344, h.packing_id, 32),
+        ("writer", 264, h.extent.writer, 16),
         ("payload_digest", 288, h.extent.digest, 16),
     ):
         if len(value) != want:
@@ -369,10 +368,40 @@ def encode_header(h: Header) -> bytes:
             raise FormatError(Kind.TOO_LONG, name, offset, len(value), MAX_HASH_BYTES)
     try:
         fixed = _FIXED.pack(
-            _MAGIC, _VERSION, h.flags, size, len(sums) // 8, h.payload_bytes, h.namespace, h.epoch, h.scope, h.group,
-            len(h.hash), len(h.parent), len(h.provenance), h.depth, h.hash, h.parent, *h.extent, *h.view,
-            0, 0, 0, 0, 1, h.tokens, h.cell_bytes, h.page_heads, h.page_layers, grade, h.components, h.packing_id,
-            h.created, h.declared_flops, h.expiry, 0,
+            _MAGIC,
+            _VERSION,
+            h.flags,
+            size,
+            len(sums) // 8,
+            h.payload_bytes,
+            h.namespace,
+            h.epoch,
+            h.scope,
+            h.group,
+            len(h.hash),
+            len(h.parent),
+            len(h.provenance),
+            h.depth,
+            h.hash,
+            h.parent,
+            *h.extent,
+            *h.view,
+            0,
+            0,
+            0,
+            0,
+            1,
+            h.tokens,
+            h.cell_bytes,
+            h.page_heads,
+            h.page_layers,
+            grade,
+            h.components,
+            h.packing_id,
+            h.created,
+            h.declared_flops,
+            h.expiry,
+            0,
         )
     except struct.error as e:
         raise FormatError(Kind.INVALID, "header", 0, str(e), "numbers that fit their fields") from None
@@ -414,9 +443,28 @@ def _open(b: Buffer) -> tuple[tuple, bytes, bytes]:
 
 def _header(f: tuple, provenance: bytes, sums: bytes) -> Header:
     return Header(
-        f[6], f[7], f[8], f[9], f[14][: f[10]], f[15][: f[11]], f[2], f[13], ExtentID(f[16], f[17], f[18]),
-        View(f[19], f[20], f[21], f[22]), f[28], f[29], f[30], f[31], _GRADE_NAMES[f[32]], f[33], f[34], f[35], f[36],
-        f[37], provenance, np.frombuffer(sums, dtype="<u8"),
+        f[6],
+        f[7],
+        f[8],
+        f[9],
+        f[14][: f[10]],
+        f[15][: f[11]],
+        f[2],
+        f[13],
+        ExtentID(f[16], f[17], f[18]),
+        View(f[19], f[20], f[21], f[22]),
+        f[28],
+        f[29],
+        f[30],
+        f[31],
+        _GRADE_NAMES[f[32]],
+        f[33],
+        f[34],
+        f[35],
+        f[36],
+        f[37],
+        provenance,
+        np.frombuffer(sums, dtype="<u8"),
     )
 
 
@@ -456,9 +504,7 @@ def _check_names(f: tuple) -> None:
 
 
 def _check_geometry(f: tuple, sums: bytes) -> None:
-    for name, offset, value in (
-        ("tokens", 328, f[28]), ("cell_bytes", 332, f[29]), ("page_heads", 336, f[30]), ("page_layers", 338, f[31])
-    ):
+    for name, offset, value in (("tokens", 328, f[28]), ("cell_bytes", 332, f[29]), ("page_heads", 336, f[30]), ("page_layers", 338, f[31])):
         if value == 0:
             raise FormatError(Kind.INVALID, name, offset, 0, "at least 1")
     if f[32] not in _GRADE_NAMES:
@@ -537,11 +583,16 @@ class Expectation:
         g = self.geometry
         namespace, epoch, scope, group, hash_bytes = struct.unpack("<32sQ32s32sB", self._family)
         for name, offset, got, want in (
-            ("namespace", 24, f[6].hex(), namespace.hex()), ("epoch", 56, f[7], epoch),
-            ("scope", 64, f[8].hex(), scope.hex()), ("group", 96, f[9].hex(), group.hex()),
-            ("hash_bytes", 128, f[10], hash_bytes), ("hash", 136, f[14][: f[10]].hex(), bytes(page_hash).hex()),
-            ("page_heads", 336, f[30], g.heads), ("page_layers", 338, f[31], g.layers),
-            ("cell_bytes", 332, f[29], g.cell_bytes), ("tokens", 328, f[28], g.page_tokens),
+            ("namespace", 24, f[6].hex(), namespace.hex()),
+            ("epoch", 56, f[7], epoch),
+            ("scope", 64, f[8].hex(), scope.hex()),
+            ("group", 96, f[9].hex(), group.hex()),
+            ("hash_bytes", 128, f[10], hash_bytes),
+            ("hash", 136, f[14][: f[10]].hex(), bytes(page_hash).hex()),
+            ("page_heads", 336, f[30], g.heads),
+            ("page_layers", 338, f[31], g.layers),
+            ("cell_bytes", 332, f[29], g.cell_bytes),
+            ("tokens", 328, f[28], g.page_tokens),
             ("grade", 340, _GRADE_NAMES[f[32]], g.grade),
         ):
             if got != want:

@@ -33,17 +33,13 @@ def _status_file() -> descriptor_pb2.FileDescriptorProto:
     status = f.message_type.add(name="Status")
     status.field.add(name="code", number=1, type=field.TYPE_INT32, label=field.LABEL_OPTIONAL)
     status.field.add(name="message", number=2, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
-    status.field.add(
-        name="details", number=3, type=field.TYPE_MESSAGE, label=field.LABEL_REPEATED, type_name=".google.rpc.Any"
-    )
+    status.field.add(name="details", number=3, type=field.TYPE_MESSAGE, label=field.LABEL_REPEATED, type_name=".google.rpc.Any")
     return f
 
 
 def _pool() -> Any:
     pool = descriptor_pool.DescriptorPool()
-    files = descriptor_pb2.FileDescriptorSet.FromString(
-        pathlib.Path(__file__).with_name("quire.binpb").read_bytes()
-    )
+    files = descriptor_pb2.FileDescriptorSet.FromString(pathlib.Path(__file__).with_name("quire.binpb").read_bytes())
     for f in (*files.file, _status_file()):
         pool.AddSerializedFile(f.SerializeToString())
     return pool

@@ -133,9 +133,7 @@ class Publish:
 
     def _begin_request(self, index: list[int]) -> Any:
         s, g = self._session, self._geometry
-        request = proto.BeginPublishRequest(
-            durability=self._durability, session_id=s._session_id, writer_group=self._writer_group
-        )
+        request = proto.BeginPublishRequest(durability=self._durability, session_id=s._session_id, writer_group=self._writer_group)
         request.namespace.CopyFrom(s._ref)
         request.run.scope, request.run.group = self._scope, g.group
         request.run.hashes = b"".join(self._keys[i] for i in index)

@@ -1,7 +1,7 @@
 """Session: one epoch of one namespace, bound to what the model is now. Made by Client.open.
 
-    open ──close──────> closed        calls raise QuireError ABORTED
-      └────invalidate─> invalidated   calls answer by themselves: nothing is there, nothing is taken, STALE_EPOCH
+open ──close──────> closed        calls raise QuireError ABORTED
+  └────invalidate─> invalidated   calls answer by themselves: nothing is there, nothing is taken, STALE_EPOCH
 """
 
 from __future__ import annotations

@@ -107,11 +107,7 @@ class Slab:
         """Whether what was read before was what a reference with these numbers named. Each word is one aligned load;
         the caller has put a barrier behind its last byte."""
         slot = offset // self.slot_bytes
-        return (
-            slot < self.slots
-            and int(self._words[8 + slot]) == slot_generation
-            and int(self._words[5]) == slab_generation
-        )
+        return slot < self.slots and int(self._words[8 + slot]) == slot_generation and int(self._words[5]) == slab_generation
 
     def __del__(self) -> None:
         for at, n in ((self.address, getattr(self, "bytes", 0)), (self._words_at, getattr(self, "_words_bytes", 0))):

@@ -92,9 +92,7 @@ class Entry(NamedTuple):
     reference: Reference | None
 
 
-def encode_frame(
-    kind: int, method: int = 0, call: int = 0, body: bytes | bytearray = b"", *, flags: int = 0, data: int = 0, extra: int = 0
-) -> bytes:
+def encode_frame(kind: int, method: int = 0, call: int = 0, body: bytes | bytearray = b"", *, flags: int = 0, data: int = 0, extra: int = 0) -> bytes:
     """Header and body. The `data` bytes are the caller's to send behind it."""
     return _HEADER.pack(_MAGIC, kind, flags, method, call, len(body), data, extra) + body
 

@@ -34,9 +34,7 @@ class Engine:
         return np.ascontiguousarray(cells.reshape(len(cells), -1))
 
 
-def engine(
-    order: str, pages: int, view: View, heads: int, layers: int, tokens: int, rows: tuple[int, ...], rng: random.Random | None
-) -> Engine:
+def engine(order: str, pages: int, view: View, heads: int, layers: int, tokens: int, rows: tuple[int, ...], rng: random.Random | None) -> Engine:
     """Memory of `pages` pages of a view; bytes are random, or zero without an `rng`."""
     extents = {"p": pages, "h": view.heads, "l": view.layers, "t": tokens}
     shape = [extents[axis] for axis in order]

@@ -11,13 +11,14 @@ import time
 
 import numpy as np
 import pytest
+from serving import spec_text
+
 from quire_kv import cache as cache_module
 from quire_kv.cache import Cache
 from quire_kv.client import ROOT_PARENT
 from quire_kv.config import Config
 from quire_kv.errors import ConfigError, Reason
 from quire_kv.layout import PageMemory
-from serving import spec_text
 
 SECONDS = 20.0  # for what comes about by itself
 log = logging.getLogger("quire_kv.test")
@@ -228,7 +229,6 @@ def test_what_the_identity_refuses_is_one_line_and_off(rig, caplog):
     assert "refused the identity" in c.state
     c = rig.cache(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
     wait_for(lambda: c.state.startswith("off: "), "the refusal")
-
 
     def lines() -> list[str]:
         return [r.getMessage() for r in caplog.records if "the cache is off" in r.getMessage()]

@@ -75,8 +75,14 @@ def test_scope_vectors(v):
 def test_case_c4_adapter_is_no_salt():
     x = b"x" * 32
     scopes = [
-        chains.scope(), chains.scope([x]), chains.scope([], x), chains.scope([], "x"), chains.scope([x, x]),
-        chains.scope([x], x), chains.scope([], x + x), chains.scope([bytes(32)]),
+        chains.scope(),
+        chains.scope([x]),
+        chains.scope([], x),
+        chains.scope([], "x"),
+        chains.scope([x, x]),
+        chains.scope([x], x),
+        chains.scope([], x + x),
+        chains.scope([bytes(32)]),
     ]
     assert len(set(scopes)) == len(scopes)
     with pytest.raises(ValueError):
@@ -123,8 +129,21 @@ def test_refusals():
 
 
 def test_cbor_of_every_head_length():
-    for value, want in ((0, "00"), (23, "17"), (24, "1818"), (255, "18ff"), (256, "190100"), (65536, "1a00010000"),
-                        (1 << 32, "1b0000000100000000"), (-1, "20"), (-25, "3818"), (None, "f6"), (b"", "40"), ("ä", "62c3a4"), ([], "80")):
+    for value, want in (
+        (0, "00"),
+        (23, "17"),
+        (24, "1818"),
+        (255, "18ff"),
+        (256, "190100"),
+        (65536, "1a00010000"),
+        (1 << 32, "1b0000000100000000"),
+        (-1, "20"),
+        (-25, "3818"),
+        (None, "f6"),
+        (b"", "40"),
+        ("ä", "62c3a4"),
+        ([], "80"),
+    ):
         assert chains.cbor(value).hex() == want
     with pytest.raises(ValueError):
         chains.cbor(1 << 64)

@@ -117,9 +117,7 @@ def test_orders_of_an_engine(session, order):
 
 
 def views_of(tp: int, pp: int) -> list[View]:
-    return [
-        View(h * HEADS // tp, (h + 1) * HEADS // tp, p * LAYERS // pp, (p + 1) * LAYERS // pp) for h in range(tp) for p in range(pp)
-    ]
+    return [View(h * HEADS // tp, (h + 1) * HEADS // tp, p * LAYERS // pp, (p + 1) * LAYERS // pp) for h in range(tp) for p in range(pp)]
 
 
 SPLITS = [(1, 1), (2, 1), (4, 1), (1, 3), (2, 2)]
@@ -386,12 +384,24 @@ def test_workers_attach_by_id(client, session):
 
 
 def test_reports(session, quire_server):
-    counters = {"lookups": 3, "lookup_keys": 30, "hits": 20, "loaded_pages": 7, "load_bytes": 1000, "saved_pages": 2, "save_bytes": 10, "recompute_fallbacks": 1}
+    counters = {
+        "lookups": 3,
+        "lookup_keys": 30,
+        "hits": 20,
+        "loaded_pages": 7,
+        "load_bytes": 1000,
+        "saved_pages": 2,
+        "save_bytes": 10,
+        "recompute_fallbacks": 1,
+    }
     again = session.report(
         counters, {Reason.CORRUPT: 2, Reason.NONE: 5}, instance="gpu-7:1\n", engine="vllm 0", adapter="quire_kv.test", breaker="open", uptime=1.5
     )
     assert again >= 1.0
-    assert "gpu-7:1" in quire_server.run("ns", "get", session.namespace.hex(), "-o", "json", check=False).stdout + quire_server.run("ns", "list", "-o", "json").stdout
+    assert (
+        "gpu-7:1"
+        in quire_server.run("ns", "get", session.namespace.hex(), "-o", "json", check=False).stdout + quire_server.run("ns", "list", "-o", "json").stdout
+    )
 
 
 def test_identity_refusals_name_what_differs(client, session, spec_text):
@@ -498,7 +508,9 @@ def test_a_server_that_stands_still(quire_server, session):
     stand_still(quire_server)
     try:
         for call in (
-            lambda: session.exists(keys, timeout=0.2), lambda: session.fetch(keys, memory, timeout=0.2), lambda: session.publish(keys_of(2), memory, timeout=0.2),
+            lambda: session.exists(keys, timeout=0.2),
+            lambda: session.fetch(keys, memory, timeout=0.2),
+            lambda: session.publish(keys_of(2), memory, timeout=0.2),
         ):
             began = time.monotonic()
             with pytest.raises(DeadlineError) as e:

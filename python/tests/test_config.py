@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from quire_kv.config import Config
 from quire_kv.errors import ConfigError
 

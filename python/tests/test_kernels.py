@@ -156,8 +156,18 @@ class Wire:
                 if cut_b and b - 1 > a:
                     cuts.append(xxhash.xxh3_64_intdigest(payload[p.span(b - 1)[0] : stop].tobytes()))
                 self.jobs.append(
-                    (address_of(payload)[0] + at, at, stop - at, first, cuts + [0] * (2 - len(cuts)), number, *extent, len(cuts),
-                     self.rng.choice((0, PRIVATE)), 9)
+                    (
+                        address_of(payload)[0] + at,
+                        at,
+                        stop - at,
+                        first,
+                        cuts + [0] * (2 - len(cuts)),
+                        number,
+                        *extent,
+                        len(cuts),
+                        self.rng.choice((0, PRIVATE)),
+                        9,
+                    )
                 )
                 at = stop
 
@@ -513,7 +523,5 @@ def test_nothing_to_do(isa):
 
 def test_the_environment_can_force_numpy():
     code = "from quire_kv import kernels; print(kernels.NATIVE, kernels.instruction_set(), kernels.why_not)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "QUIRE_KV_NATIVE": "0"}, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "QUIRE_KV_NATIVE": "0"}, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "numpy", "QUIRE_KV_NATIVE=0"]

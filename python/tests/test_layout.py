@@ -24,9 +24,7 @@ def test_strided_equals_the_addresses_of_numpy(order):
     stride = {axis: a.strides[i] for i, axis in enumerate(order)}
     base = a.__array_interface__["data"][0]
     second = b.__array_interface__["data"][0] - base  # may be negative
-    got = PageMemory.strided(
-        e.memory.layout, base, np.arange(3) * stride["p"], [0, second], np.arange(3) * stride["l"], a, None
-    )
+    got = PageMemory.strided(e.memory.layout, base, np.arange(3) * stride["p"], [0, second], np.arange(3) * stride["l"], a, None)
     assert np.array_equal(got.addresses, e.memory.addresses)
     by_layer = np.arange(3)[:, None] * stride["p"] + np.arange(3)[None, :] * stride["l"]
     same = PageMemory.strided(e.memory.layout, base, by_layer, [0, second], [0, 0, 0], a)
@@ -67,8 +65,16 @@ def test_addresses_that_are_none_are_refused():
 @pytest.mark.parametrize(
     "rows",
     [
-        (0, 0, 0, 1), (1, 0, 0, 0), (-1, 0, 0, 1), (1, -1, 0, 1), (1, 0, -1, 1), (1, 1 << 45, 0, 1), (1, 0, 1 << 45, 1),
-        (1 << 29, 0, 0, 1), (1, 0, 0, 1 << 17), (64, 0, 63, 2),
+        (0, 0, 0, 1),
+        (1, 0, 0, 0),
+        (-1, 0, 0, 1),
+        (1, -1, 0, 1),
+        (1, 0, -1, 1),
+        (1, 1 << 45, 0, 1),
+        (1, 0, 1 << 45, 1),
+        (1 << 29, 0, 0, 1),
+        (1, 0, 0, 1 << 17),
+        (64, 0, 63, 2),
     ],
 )
 def test_rows_out_of_bounds(rows):
@@ -121,8 +127,10 @@ def test_contiguous_is_right_about_random_orders():
     assert found
     # Cells in a row, but heads elsewhere, tokens apart, or components swapped: not contiguous.
     base = 1 << 20
+
     def mem(rows, offsets, layers=(0, 256)):
         return PageMemory.strided(Layout(2, 2, rows), base, [0], offsets, list(layers), None)
+
     k = Rows(32, 512, 32, 4)
     assert mem((k, k), (0, 128)).contiguous().tolist() == [base]
     assert mem((k, k), (128, 0)).contiguous() is None

@@ -33,14 +33,20 @@ class PageFirst:
                 self.write(layer, slots, PROOF.fill(page, layer, 0, range(HEADS)), PROOF.fill(page, layer, 1, range(HEADS)))
         return self
 
-    def memory(self, *, head: int = ROW, token: int = LAYERS * HEADS * ROW, layer: int = HEADS * ROW, swap: bool = False,
-               shift: int = 0, page: int = TOKENS * LAYERS * HEADS * ROW) -> PageMemory:
+    def memory(
+        self,
+        *,
+        head: int = ROW,
+        token: int = LAYERS * HEADS * ROW,
+        layer: int = HEADS * ROW,
+        swap: bool = False,
+        shift: int = 0,
+        page: int = TOKENS * LAYERS * HEADS * ROW,
+    ) -> PageMemory:
         base = address_of(self.pool)[0]
         offsets = [0, self.pool.strides[0]]
         layout = Layout(HEADS, LAYERS, (Rows(ROW, head, token, TOKENS),) * 2)
-        return PageMemory.strided(
-            layout, base + shift, np.arange(PAGES) * page, offsets[::-1] if swap else offsets, np.arange(LAYERS) * layer, self.pool
-        )
+        return PageMemory.strided(layout, base + shift, np.arange(PAGES) * page, offsets[::-1] if swap else offsets, np.arange(LAYERS) * layer, self.pool)
 
 
 def test_the_right_layout_is_proved():

@@ -25,11 +25,28 @@ def pinned_header() -> Header:
     """The header whose encoding is pinned; Go builds the same one (store/page/header_test.go)."""
     sums = np.frombuffer(PINNED[420:-16], dtype="<u8")
     return Header(
-        bytes_from(0), 3, bytes_from(0x20), bytes_from(0x40), bytes_from(0x40), bytes_from(0x80),
-        page.FLAG_DURABLE | page.FLAG_STRICT, 7,
+        bytes_from(0),
+        3,
+        bytes_from(0x20),
+        bytes_from(0x40),
+        bytes_from(0x40),
+        bytes_from(0x80),
+        page.FLAG_DURABLE | page.FLAG_STRICT,
+        7,
         ExtentID(bytes_from(0xF0, 16), 0x0102030405060708, page.payload_digest(PINNED[420:-16])),
-        View(2, 4, 1, 4), 16, 40000, 4, 6, "elements", 2, bytes_from(0x60), 1_800_000_000, 1.5e12, 1_900_000_000,
-        b"engine=sglang 0.5.23", sums,
+        View(2, 4, 1, 4),
+        16,
+        40000,
+        4,
+        6,
+        "elements",
+        2,
+        bytes_from(0x60),
+        1_800_000_000,
+        1.5e12,
+        1_900_000_000,
+        b"engine=sglang 0.5.23",
+        sums,
     )
 
 
@@ -245,7 +262,9 @@ def test_runs_are_the_bytes_of_the_view():
         take = View(h0, h0 + rng.randint(0, 5), l0, l0 + rng.randint(0, 5))
         want = [
             ((a - extent.h0) * la + b - extent.l0) * cell + i
-            for a in range(*extent[:2]) for b in range(*extent[2:]) for i in range(cell)
+            for a in range(*extent[:2])
+            for b in range(*extent[2:])
+            for i in range(cell)
             if take.h0 <= a < take.h1 and take.l0 <= b < take.l1
         ]
         r = page.runs(extent, take, cell)
@@ -274,11 +293,28 @@ def test_random_headers_round_trip():
         n = rng.randint(16, 64)
         unknown = rng.random() < 0.3
         h = Header(
-            rng.randbytes(32), rng.randint(1, (1 << 64) - 1), rng.randbytes(32), rng.randbytes(32), rng.randbytes(n),
-            b"" if unknown or rng.random() < 0.3 else rng.randbytes(n), rng.randint(0, 3) | 4 * unknown, rng.randint(0, 99),
-            ExtentID(rng.randbytes(16), rng.randint(0, (1 << 64) - 1), page.payload_digest(sums.tobytes())), view, rng.randint(1, 999),
-            cell, heads, layers, rng.choice(list(page.GRADES)), rng.randint(0, 4), rng.randbytes(32), rng.randint(0, 1 << 40),
-            rng.random() * 1e15, rng.randint(0, 1 << 32 - 1), rng.randbytes(rng.randint(0, 1024)), sums,
+            rng.randbytes(32),
+            rng.randint(1, (1 << 64) - 1),
+            rng.randbytes(32),
+            rng.randbytes(32),
+            rng.randbytes(n),
+            b"" if unknown or rng.random() < 0.3 else rng.randbytes(n),
+            rng.randint(0, 3) | 4 * unknown,
+            rng.randint(0, 99),
+            ExtentID(rng.randbytes(16), rng.randint(0, (1 << 64) - 1), page.payload_digest(sums.tobytes())),
+            view,
+            rng.randint(1, 999),
+            cell,
+            heads,
+            layers,
+            rng.choice(list(page.GRADES)),
+            rng.randint(0, 4),
+            rng.randbytes(32),
+            rng.randint(0, 1 << 40),
+            rng.random() * 1e15,
+            rng.randint(0, 1 << 32 - 1),
+            rng.randbytes(rng.randint(0, 1024)),
+            sums,
         )
         b = page.encode_header(h)
         got = page.decode_header(b)

@@ -66,7 +66,8 @@ def test_generations_are_read_anew():
 
 
 @pytest.mark.parametrize(
-    "changes", [dict(magic=b"QURSLAB2"), dict(slot=0), dict(slots=0), dict(slots=5), dict(slots=1 << 60), dict(size=1), dict(slot=1 << 62), dict(generations=())]
+    "changes",
+    [dict(magic=b"QURSLAB2"), dict(slot=0), dict(slots=0), dict(slots=5), dict(slots=1 << 60), dict(size=1), dict(slot=1 << 62), dict(generations=())],
 )
 def test_what_is_no_slab(changes):
     with pytest.raises(QuireError) as e:
