@@ -21,7 +21,7 @@ class Buffer:
         at = int(self._room.__array_interface__["data"][0])
         skip = -at % _ALIGN
         self.address, self.bytes = at + skip, size
-        self.view = memoryview(self._room)[skip : skip + size]
+        self.view = memoryview(self._room)[skip : skip + size]  # type: ignore[arg-type]
 
 
 def address_of_bytes(b: bytes) -> int:

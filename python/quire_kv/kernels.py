@@ -159,7 +159,7 @@ def xxh3_64(address: int, size: int) -> int:
 
 def digest128(data: bytes | bytearray | memoryview | np.ndarray) -> bytes:
     """xxh3-128 in canonical form, 16 bytes."""
-    return xxhash.xxh3_128_digest(data)
+    return xxhash.xxh3_128_digest(data)  # type: ignore[arg-type]
 
 
 def instruction_set(name: str = "") -> str:
