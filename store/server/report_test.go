@@ -159,7 +159,7 @@ func TestReportsEnd(t *testing.T) {
 		t.Fatalf("instances: %s", got)
 	}
 	end()
-	w.eventually("the session's instance goes", func() bool { return len(s.instances()) == 2 })
+	w.eventually("the session's instance goes", func() bool { return w.metric("quire_instances") == 2 })
 	is(t, s.report("same", one), reason.LeaseExpired)
 
 	w.clock.Advance(4 * time.Minute)
