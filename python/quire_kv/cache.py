@@ -425,12 +425,13 @@ class Cache:
         return False
 
     def _give_up(self, revision: int, why: str) -> None:
+        if revision == self._revision and not self._closed:
+            self._log.error("quire: the cache is off; the engine runs on without it: %s", why)
         with self._wake:
             if revision != self._revision or self._closed:
                 return
             self._off = why
             self._wake.notify_all()
-        self._log.error("quire: the cache is off; the engine runs on without it: %s", why)
 
     def _probe(self) -> None:
         client = self._client
