@@ -1,7 +1,11 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
+	"fmt"
+	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -24,6 +28,7 @@ func TestCase_C43_ServerStopped(t *testing.T) {
 		if err := s.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
+		waitStopped(t, s.cmd.Process.Pid)
 		const deadline, most = 300 * time.Millisecond, 3 * time.Second
 		for name, call := range map[string]func(context.Context) error{
 			"exists": func(ctx context.Context) error {
@@ -56,4 +61,23 @@ func TestCase_C43_ServerStopped(t *testing.T) {
 			t.Errorf("published after it went on: %d pages, %v", n, err)
 		}
 	})
+}
+
+// waitStopped returns when every thread of a process has stopped: the signal does not wait for that.
+func waitStopped(t *testing.T, pid int) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		running := len(stats) == 0
+		for _, name := range stats {
+			b, err := os.ReadFile(name)
+			running = running || err == nil && !bytes.Contains(b, []byte(") T "))
+		}
+		if err == nil && !running {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("process %d did not stop: %v", pid, err)
+		}
+	}
 }

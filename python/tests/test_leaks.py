@@ -68,6 +68,9 @@ def work(engine, counter, until: int, hits: bool, stored) -> None:
     assert engine.load(*stored) == [hits] * PAGES
 
 
+GRPC_THREADS = 2  # of its own, while a channel dials a server that is away
+
+
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_a_hundred_thousand_calls_leak_nothing(quire_server, module_of, name):  # noqa: F811
     engine, module, modules = ADAPTERS[name]
