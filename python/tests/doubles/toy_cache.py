@@ -202,7 +202,7 @@ def _walk(memory: PageMemory, page: int, view: View):
                     offset += rows.row_bytes
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """The first true answer of a condition; AssertionError when there is none in time."""
     until = time.monotonic() + seconds
     while True:
