@@ -6,9 +6,7 @@ set from here, and what the scheduler does between the steps of a prefetch.
 
 from __future__ import annotations
 
-import json
 import pathlib
-import queue
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -100,14 +98,22 @@ class Rank:
         self.controller.write_storage(slots, tokens, hash_value=get_hash_str(tokens, page_size=PAGE), prefix_keys=prefix)
         return self.controller.ack_backup_queue.get(timeout=WAIT).completed_tokens // PAGE
 
-    def prefetch(self, tokens: list[int], name: str = "request", prefix: list[str] | None = None) -> tuple[int, int, torch.Tensor | None]:
-        """Pages found and loaded, by all ranks, and their slots: what the scheduler does, without its policies."""
+    def look_up(self, tokens: list[int], name: str = "request", prefix: list[str] | None = None) -> Any:
+        """The engine's operation, once all ranks have agreed on what is there."""
         self.controller.prefetch(CacheRequestHandle(name, 0) if self.hybrid else name, tokens, None, prefix_keys=prefix)
-        op = self.controller.prefetch_hit_queue.get(timeout=WAIT)
-        if op.storage_hit_count < self.controller.prefetch_threshold:
-            return op.storage_hit_count // PAGE, 0, None
+        return self.controller.prefetch_hit_queue.get(timeout=WAIT)
+
+    def load(self, op: Any) -> None:
+        """Hands an operation on to the thread that loads."""
         op.host_indices = self.controller.mem_pool_host.alloc(op.storage_hit_count)
         self.controller.prefetch_buffer.put(op)
+
+    def prefetch(self, tokens: list[int], name: str = "request", prefix: list[str] | None = None) -> tuple[int, int, torch.Tensor | None]:
+        """Pages found and loaded, by all ranks, and their slots: what the scheduler does, without its policies."""
+        op = self.look_up(tokens, name, prefix)
+        if op.storage_hit_count < self.controller.prefetch_threshold:
+            return op.storage_hit_count // PAGE, 0, None
+        self.load(op)
         done = 0
         while True:
             ack = self.controller.ack_prefetch_queue.get(timeout=WAIT)
@@ -152,20 +158,9 @@ def settings_of(server: Any, checkpoint: Mapping[str, str], **changes: Any) -> d
     return {"server": server.address, **checkpoint, **changes}
 
 
-def drain(q: queue.Queue) -> None:
-    """Empties a queue of the engine."""
-    while not q.empty():
-        q.get_nowait()
-
-
 def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return len(a) == len(b) > 0 and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def tokens(pages: int, first: int = 1) -> list[int]:
     return list(range(first, first + pages * PAGE))
-
-
-def as_json(settings: Mapping[str, Any]) -> str:
-    """As it is given to --hicache-storage-backend-extra-config."""
-    return json.dumps({**BACKEND, **settings})
