@@ -1,6 +1,6 @@
 """Message classes of quire.v1, made when this module is imported from the descriptor set beside it (quire.binpb).
 
-There is no generated code, so any protobuf from 4.22 on serves, and the classes live in a pool of their own: they meet
+There is no generated code, so any protobuf from 4.25 on serves, and the classes live in a pool of their own: they meet
 no other package's. A message quire.v1.FetchRequest is `proto.FetchRequest`; a nested one, or one of google.protobuf, is
 had from `message`. `make proto` writes the set, tools/check/generated.sh holds it to the .proto files.
 
