@@ -68,15 +68,6 @@ static inline void scramble_plain(struct lanes_plain *l) {
 #define STREAM(to, from) memcpy(to, from, STRIPE)
 #define SCRAMBLE(lanes) scramble_plain(&lanes)
 #include "_stripes.h"
-#undef T
-#undef TARGET
-#undef LANES
-#undef LANES_LOAD
-#undef LANES_STORE
-#undef STEP
-#undef SCRAMBLE
-#undef STREAM
-#undef STREAM_STEP
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define HAVE_X86 1
@@ -128,15 +119,6 @@ INLINE("avx2") struct lanes_avx2 load_avx2(const uint64_t *from) {
 #define SCRAMBLE(lanes) \
     (lanes.a = scramble_avx2(lanes.a, keys[SCRAMBLE_KEY]), lanes.b = scramble_avx2(lanes.b, keys[SCRAMBLE_KEY] + 32))
 #include "_stripes.h"
-#undef T
-#undef TARGET
-#undef LANES
-#undef LANES_LOAD
-#undef LANES_STORE
-#undef STEP
-#undef SCRAMBLE
-#undef STREAM
-#undef STREAM_STEP
 
 INLINE("avx512f") __m512i step_avx512(__m512i l, const uint8_t *from, uint8_t *to, const uint8_t *key, int stream) {
     __m512i d = _mm512_loadu_si512(from);
@@ -165,15 +147,6 @@ INLINE("avx512f") __m512i scramble_avx512(__m512i v) {
 #define STREAM(to, from) _mm512_stream_si512((__m512i *)(to), _mm512_loadu_si512(from))
 #define SCRAMBLE(lanes) (lanes = scramble_avx512(lanes))
 #include "_stripes.h"
-#undef T
-#undef TARGET
-#undef LANES
-#undef LANES_LOAD
-#undef LANES_STORE
-#undef STEP
-#undef SCRAMBLE
-#undef STREAM
-#undef STREAM_STEP
 #define STREAM_END() _mm_sfence()
 #else
 #define STREAM_END() ((void)0)

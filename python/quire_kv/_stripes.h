@@ -8,6 +8,8 @@
  *   STREAM_STEP                  the same past the caches, `to` aligned to 64
  *   STREAM(to, from)             64 bytes past the caches, `to` aligned to 64
  *   SCRAMBLE(lanes)
+ *
+ * They are undefined at its end, for the next set.
  */
 
 /* Stripes of one piece, in portions: the last one has a key of its own. */
@@ -103,3 +105,13 @@ TARGET static void T(scatter)(const struct seg *segs, size_t n, const uint8_t *f
 }
 
 static const struct kernels T(kernels) = {T(feed), T(feed_stream), T(hash_long), T(gather), T(scatter)};
+
+#undef T
+#undef TARGET
+#undef LANES
+#undef LANES_LOAD
+#undef LANES_STORE
+#undef STEP
+#undef SCRAMBLE
+#undef STREAM
+#undef STREAM_STEP

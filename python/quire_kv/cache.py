@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from . import client as _client
@@ -221,7 +221,7 @@ class Cache:
             self._failed("load", e, n)
             self.counters.add(recompute_fallbacks=n)
             return [False] * n
-        self._judge("load", pages, keys, group, scope)
+        self._judge("load", "loaded", pages, keys, group, scope)
         good = [p.ok for p in pages]
         if session is not self._session:
             return [False] * n
@@ -288,7 +288,7 @@ class Cache:
             first = again
             time.sleep(_RETRY_PAUSE)
         if pages:
-            self._judge("save", pages, keys[first:], group, scope)
+            self._judge("save", "saved", pages, keys[first:], group, scope)
         if session is not self._session:
             return [False] * n
         self._remember([k for k, ok in zip(keys, good, strict=True) if ok], group, scope)
@@ -511,7 +511,7 @@ class Cache:
                 self._wake.notify_all()
         return reason
 
-    def _judge(self, what: str, pages: Sequence[_client.Page], keys: Sequence[bytes], group: bytes | None, scope: bytes) -> None:
+    def _judge(self, what: str, done: str, pages: Sequence[_client.Page], keys: Sequence[bytes], group: bytes | None, scope: bytes) -> None:
         """Counts the pages of a call that came through, and distrusts those that a load did not bring."""
         self._answered()
         bad: list[bytes] = []
@@ -520,13 +520,13 @@ class Cache:
                 continue
             if p.reason not in _SILENT:
                 self.counters.fail(p.reason)
-                self._say(f"{what} {p.reason.label}", f"quire: a page could not be {dict(load='loaded', save='saved')[what]}: {p.reason.label}")
+                self._say(f"{what} {p.reason.label}", f"quire: a page could not be {done}: {p.reason.label}")
             if what == "load":
-                bad.append(_fingerprint(k, group, scope))
+                bad.append(k)
         if bad:
             until = time.monotonic() + _DISTRUST_SECONDS
             with self._lock:
-                for b in bad:
+                for b in _fingerprints(bad, group, scope):
                     self._distrusted[b] = until
                     self._distrusted.move_to_end(b)
                 while len(self._distrusted) > _DISTRUSTED_KEYS:
@@ -541,8 +541,7 @@ class Cache:
             seen, distrusted = self._seen, self._distrusted
             if seen is None and not distrusted:
                 return len(keys)
-            for i, k in enumerate(keys):
-                f = _fingerprint(k, group, scope)
+            for i, f in enumerate(_fingerprints(keys, group, scope)):
                 if f in distrusted or (seen is not None and f not in seen):
                     return i
         return len(keys)
@@ -552,8 +551,7 @@ class Cache:
         if self._seen is None and not self._distrusted:
             return
         with self._lock:
-            for k in keys:
-                f = _fingerprint(k, group, scope)
+            for f in _fingerprints(keys, group, scope):
                 self._distrusted.pop(f, None)
                 if self._seen is not None:
                     self._seen[f] = None
@@ -606,8 +604,10 @@ def client_of(config: Config) -> _client.Client:
     )
 
 
-def _fingerprint(key: bytes, group: bytes | None, scope: bytes) -> bytes:
-    return hashlib.blake2b(key, digest_size=16, key=hashlib.blake2b((group or b"") + b"/" + scope, digest_size=16).digest() if group or scope else b"").digest()
+def _fingerprints(keys: Iterable[bytes], group: bytes | None, scope: bytes) -> Iterator[bytes]:
+    """16 bytes for each key as it is in this group and scope."""
+    place = hashlib.blake2b((group or b"") + b"/" + scope, digest_size=16).digest() if group or scope else b""
+    return (hashlib.blake2b(key, digest_size=16, key=place).digest() for key in keys)
 
 
 def _line(error: BaseException) -> str:

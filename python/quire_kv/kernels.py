@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 import xxhash
 
+from .buffers import memory_at
 from .layout import MAX_PAGE_BYTES, Layout, PageMemory
 from .page import Geometry, Pieces, View, pieces_of
 
@@ -154,7 +155,7 @@ def xxh3_64(address: int, size: int) -> int:
         raise ValueError(f"{size} bytes at {address:#x}")
     if _module is not None:
         return int(_module.xxh3_64(address, size))
-    return xxhash.xxh3_64_intdigest(_bytes_at(address, size)) if size else xxhash.xxh3_64_intdigest(b"")
+    return xxhash.xxh3_64_intdigest(memory_at(address, size)) if size else xxhash.xxh3_64_intdigest(b"")
 
 
 def digest128(data: bytes | bytearray | memoryview | np.ndarray) -> bytes:
@@ -174,8 +175,9 @@ def instruction_set(name: str = "") -> str:
 
 
 def _raw(a: np.ndarray) -> tuple[int, int]:
-    """Address and bytes of a contiguous array; the caller keeps it alive."""
-    return a.__array_interface__["data"][0], a.nbytes
+    """Address and bytes of a contiguous array; the caller keeps it alive. Not by __array_interface__, which first
+    describes the dtype: ten times as long for one with fields."""
+    return a.ctypes.data, a.nbytes
 
 
 def _pieces(layout: Layout, geo: Geometry, view: View) -> Pieces:
@@ -217,14 +219,10 @@ def _rows_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], row
     return np.asarray(_Memory(address, shape, strides, row_bytes))
 
 
-def _bytes_at(address: int, size: int) -> memoryview:
-    return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
-
-
 def _sum_payload(address: int, pieces: Pieces, result: np.ndarray) -> None:
     for i in range(len(result)):
         at, size = pieces.span(i)
-        result[i] = xxhash.xxh3_64_intdigest(_bytes_at(address + at, size))
+        result[i] = xxhash.xxh3_64_intdigest(memory_at(address + at, size))
 
 
 def _even(a: np.ndarray) -> int | None:
@@ -277,7 +275,7 @@ def _run_job(job: np.void, mem: PageMemory | None, cell: int, view: View, sums: 
     while offset < end:
         # A window of whole pieces: what was found right of it is written at once.
         window = min(_piece_end(pieces, offset + _WINDOW), end) - offset
-        data = _bytes_at(src, window)
+        data = memory_at(src, window)
         if through:
             data = memoryview(bytes(data))
         good = 0
