@@ -6,19 +6,17 @@ settings are errors, so that a misspelt one is not a default. Nothing here is id
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import ConfigError
+from .options import TRANSPORTS, default_instance
 
 __all__ = ["Config", "DEFAULT_SERVER"]
 
 DEFAULT_SERVER = "127.0.0.1:7420"
 
-_TRANSPORTS = ("auto", "shm", "data", "grpc")
 _DURABILITIES = (None, "memory", "disk")
 _DIGEST_HINT = "run `quire model digest DIR` on the checkpoint folder and put the digest that it prints there"
 _MAX_TIMEOUT_MS = 60_000
@@ -71,7 +69,7 @@ class Config:
         return config
 
     def _check(self) -> None:
-        _one_of("transport", self.transport, _TRANSPORTS)
+        _one_of("transport", self.transport, TRANSPORTS)
         _one_of("durability", self.durability, _DURABILITIES)
         _one_of("weights", self.weights, (None, "frozen"))
         for name in ("token_file", "tls_ca", "tls_cert", "tls_key", "model_digest", "model_manifest", "instance"):
@@ -129,7 +127,7 @@ class Config:
     @property
     def name(self) -> str:
         """What operators see of this process."""
-        return self.instance or f"{socket.gethostname()}:{os.getpid()}"
+        return self.instance or default_instance()
 
     @property
     def lookup_timeout(self) -> float:

@@ -14,13 +14,12 @@ from typing import Any
 from . import manifest
 from .config import Config
 from .errors import ConfigError
+from .hfconfig import takes_media, text_config
 from .identity import Component, Group, HashRule, Provenance, build_spec, model_facts, plain_groups
 from .lmcache_models import Row, Shape
 from .lmcache_proof import prove
 
 __all__ = ["describe", "hash_rule"]
-
-MULTIMODAL_KEYS = ("vision_config", "audio_config", "image_token_id", "image_token_index", "video_token_id")
 
 
 def describe(row: Row, config: Config, rule: Callable[[Row], HashRule] | None = None) -> tuple[str, Shape]:
@@ -28,7 +27,7 @@ def describe(row: Row, config: Config, rule: Callable[[Row], HashRule] | None = 
     m = manifest.load(config.require_model(), config.model_manifest)
     if row.checkpoint is not None:
         m.check(row.checkpoint)
-    if row.multimodal is None and any(m.config.get(key) for key in MULTIMODAL_KEYS):
+    if row.multimodal is None and takes_media(text_config(m.config)):
         raise ConfigError(
             f"quire: models[{row.name!r}].multimodal is missing, and the model takes images or sound: write content_digest if the engine names them by their content, or none if it never gets any"
         )

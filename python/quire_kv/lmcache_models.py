@@ -28,7 +28,7 @@ from .chains import scope
 from .config import Config, is_digest
 from .errors import ConfigError
 from .layout import Layout, PageMemory, Rows
-from .page import View
+from .page import View, split_heads
 
 __all__ = ["FORMATS", "OPAQUE", "Place", "Rank", "Row", "Shape", "parse_rows", "scope_of"]
 
@@ -311,15 +311,6 @@ class Shape:
         rows = tuple(Rows(w, head, token, tokens) for w in widths)
         layers = np.arange(view.layers, dtype=np.int64) * (tokens * token)
         return PageMemory.strided(Layout(view.heads, view.layers, rows), 0, addresses, parts, layers, owner)
-
-
-def split_heads(heads: int, tp: int, rank: int) -> tuple[int, int]:
-    """The kv heads of a tensor-parallel rank; with more ranks than heads several hold the same one."""
-    if tp >= heads:
-        h0 = rank * heads // tp
-        return h0, h0 + 1
-    each = heads // tp
-    return rank * each, (rank + 1) * each
 
 
 def split_layers(layers: int, pp: int) -> tuple[int, ...]:

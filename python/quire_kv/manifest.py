@@ -12,6 +12,7 @@ thread of your own.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 from .config import is_digest
 from .errors import ConfigError
 
-__all__ = ["Block", "Manifest", "ModelFile", "Tensor", "content_digest", "default_path", "is_weights_file", "load"]
+__all__ = ["Block", "Manifest", "ModelFile", "Tensor", "content_digest", "default_path", "is_weights_file", "load", "local_folder"]
 
 FORMAT = "quire model manifest 1"
 BLOCK_BYTES = 4096
@@ -227,6 +228,18 @@ def _file(f: Any) -> ModelFile:
     if not 0 <= header <= min(_MAX_HEADER + 8, int(f["size"])):
         raise ValueError(f"the header of {name} is out of its file")
     return ModelFile(name, int(f["size"]), digest, str(f["kind"]), header, str(f.get("header_sha256", "")), tensors)
+
+
+def local_folder(name: str, revision: str | None, setting: str) -> str:
+    """The folder of a model or an adapter: as it is, or where the hub's client has put it. ConfigError names the
+    engine's setting that says where it is."""
+    if os.path.isdir(name):
+        return name
+    try:
+        hub = importlib.import_module("huggingface_hub")
+        return str(hub.snapshot_download(name, revision=revision, local_files_only=True))
+    except Exception as e:
+        raise ConfigError(f"quire: the files of {name!r} are not found on this machine ({type(e).__name__}); give {setting} a local folder") from e
 
 
 def _difference(path: Path, file: ModelFile, draw: random.Random) -> str:

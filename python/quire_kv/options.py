@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from .errors import ConfigError
 
-__all__ = ["TRANSPORTS", "Options", "Tls"]
+__all__ = ["TRANSPORTS", "Options", "Tls", "default_instance"]
 
 TRANSPORTS = ("auto", "shm", "data", "grpc")
 
@@ -28,7 +28,8 @@ class Tls:
     server_name: str | None = None
 
 
-def _instance() -> str:
+def default_instance() -> str:
+    """What operators see of this process when it was given no name."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -50,7 +51,7 @@ class Options:
     tls: Tls | None = None
     insecure: bool = False
     transport: str = "auto"
-    instance: str = field(default_factory=_instance)
+    instance: str = field(default_factory=default_instance)
     data_connections: int = 2
     staging_bytes: int = 256 << 20
     copy_threads: int = 1

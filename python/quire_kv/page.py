@@ -107,6 +107,16 @@ class View(NamedTuple):
         return View(max(self.h0, other.h0), min(self.h1, other.h1), max(self.l0, other.l0), min(self.l1, other.l1))
 
 
+def split_heads(heads: int, tp: int, rank: int) -> tuple[int, int]:
+    """The kv heads [h0, h1) of a tensor-parallel rank; with more ranks than heads several hold the same one. One of heads
+    and tp divides the other."""
+    if tp >= heads:
+        h0 = rank * heads // tp
+        return h0, h0 + 1
+    each = heads // tp
+    return rank * each, (rank + 1) * each
+
+
 class Pieces(NamedTuple):
     """The pieces of an extent: whole cells of one head up to 64 KiB; a larger cell is cut every 64 KiB.
 

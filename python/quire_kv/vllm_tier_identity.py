@@ -12,13 +12,11 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from . import manifest
 from .config import Config
 from .errors import ConfigError
-from .identity import Component, Group, Provenance, build_spec, model_facts
+from .identity import Component, Group, Provenance, build_spec
 from .vllm import facts, hashes
 
 __all__ = ["Identity", "describe", "engine_config", "packing"]
@@ -51,7 +49,7 @@ def engine_config() -> Any:
 
 def describe(config: Config, offloading_spec: Any, chunk_bytes: int) -> Identity:
     """Judges the configuration at once, by ConfigError, and leaves what needs files to the identity."""
-    digest = config.require_model()
+    config.require_model()
     engine, offload = engine_config(), getattr(offloading_spec, "config", None)
     if engine is None or offload is None:
         raise ConfigError(
@@ -63,26 +61,14 @@ def describe(config: Config, offloading_spec: Any, chunk_bytes: int) -> Identity
     if chunk_bytes % tokens:
         raise ConfigError(f"quire: chunks have {chunk_bytes} bytes for {tokens} tokens, which does not divide; make block_size a power of two")
     algorithm, unit = str(engine.cache_config.prefix_caching_hash_algo), int(offload.cache.tokens_per_hash)
-    device = facts._device()
-    provenance = _provenance(engine, device)
+    model = engine.model_config
+    provenance = facts.provenance_of(engine, facts.attention_backend(engine, model.get_head_size(), model.dtype), facts.device_kind())
 
     def spec() -> str:
-        model_config = engine.model_config
-        known = manifest.load(digest, config.model_manifest)
-        known.check(facts._folder(model_config))
-        model = model_facts(
-            known,
-            model_config.hf_config,
-            dtype=model_config.dtype,
-            applied=facts._applied(engine),
-            max_tokens=model_config.max_model_len,
-            rope_pinned=facts._pinned(model_config),
-            multimodal="caller_id" if model_config.is_multimodal_model else "none",
-            weak_names=weak_names,
-        )
+        running = facts.running_model(engine, config, media=bool(model.is_multimodal_model), weak_names=weak_names)
         group = Group("full", (0,), tokens, 1, (Component("bytes", chunk_bytes // tokens, "uint8"),), "whole", packing(offload, chunk_bytes, provenance))
         recorded = {"writer_tp": offload.parallel.tp_size, "writer_pp": offload.parallel.pp_size}
-        return build_spec(model, [group], hashes.hash_rule(algorithm, unit, weak_names=weak_names), provenance, recorded=recorded)
+        return build_spec(running, [group], hashes.hash_rule(algorithm, unit, weak_names=weak_names), provenance, recorded=recorded)
 
     return Identity(spec, lambda: hashes.differs(algorithm))
 
@@ -128,33 +114,8 @@ def _check(config: Config, engine: Any, offload: Any, weak_names: bool) -> None:
         raise ConfigError(
             "quire: ranks hold interleaved tokens under context parallelism; set --decode-context-parallel-size and --prefill-context-parallel-size to 1, or run without the tier"
         )
-    if not engine.cache_config.enable_prefix_caching:
-        raise ConfigError("quire: prefix caching is off in the engine; leave out --no-enable-prefix-caching, or run without the tier")
-    if model.runner_type != "generate" or model.is_encoder_decoder:
-        raise ConfigError("quire: the model's pages are no function of the prefix alone; run this model without the tier")
-    speculative = engine.speculative_config
-    if speculative is not None and str(speculative.method) not in ("ngram", "ngram_gpu", "suffix"):
-        raise ConfigError(
-            f"quire: the draft model of {speculative.method!r} keeps KV that may depend on the token after a page; use --speculative-config with ngram, or run without the tier"
-        )
-    if engine.load_config.load_format == "dummy":
-        raise ConfigError("quire: load_format is 'dummy', so that the weights are not those of the folder; load them, or run without the tier")
+    facts.refuse_engine(engine, "tier")
     if model.is_multimodal_model and (not weak_names or getattr(model, "is_mm_prefix_lm", False)):
         raise ConfigError(
             'quire: the model takes images or sound, whose ids callers may choose, and a tier cannot see who did; set "weak_names": true and share with nobody, or use QuireConnector'
         )
-
-
-def _provenance(engine: Any, device: str) -> Provenance:
-    model = engine.model_config
-    version = facts._version()
-    return Provenance(
-        engine="vllm",
-        engine_version=version,
-        runner="v2" if getattr(engine, "use_v2_model_runner", False) else "v1",
-        attention_backend=facts._backend(engine, SimpleNamespace(head_size=model.get_head_size(), dtype=model.dtype)),
-        kernel_build=f"vllm-{version}",
-        device_arch=facts._arch(device),
-        batch_invariant=facts._batch_invariant(),
-        options=facts._options(engine),
-    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,8 @@ from ..config import Config
 from ..errors import ConfigError
 from ..identity import Group, HashRule, Provenance, build_spec, lora_digest, model_facts
 from ..manifest import load as load_manifest
-from ..page import View
+from ..manifest import local_folder
+from ..page import View, split_heads
 from .pools import HostPool
 
 __all__ = ["Engine", "Part", "Rank", "parts_of", "spec_of", "link"]
@@ -155,10 +155,9 @@ def parts_of(engine: Engine, rank: Rank, pools: Mapping[str, Any]) -> dict[str, 
 
 def first_head(heads: int, rank: Rank, held: int) -> int:
     """The first kv head of the model that this rank holds. With more ranks than heads several hold the same one."""
-    if heads % rank.tp_size == 0 and held == heads // rank.tp_size:
-        return rank.tp_rank * held
-    if rank.tp_size % heads == 0 and held == 1:
-        return rank.tp_rank * heads // rank.tp_size
+    h0, h1 = split_heads(heads, rank.tp_size, rank.tp_rank)
+    if held == h1 - h0 and (heads % rank.tp_size == 0 or rank.tp_size % heads == 0):
+        return h0
     raise ConfigError(
         f"quire: rank {rank.tp_rank} of {rank.tp_size} holds {held} of {heads} kv heads, which is no even split; this model is not supported at this --tp-size"
     )
@@ -168,7 +167,7 @@ def spec_of(engine: Engine, config: Config, rank: Rank, parts: Sequence[Part]) -
     """The spec of the namespace. Reads file headers and, for adapters, whole files: not for a thread of the engine."""
     args, model = engine.args, engine.model
     manifest = load_manifest(config.require_model(), config.model_manifest)
-    manifest.check(_folder(str(model.model_path), getattr(model, "revision", None)))
+    manifest.check(local_folder(str(model.model_path), getattr(model, "revision", None), "--model-path"))
     facts = model_facts(
         manifest, _configuration(model.hf_config), dtype=model.dtype, applied=_applied(engine), max_tokens=int(getattr(model, "context_len", 0) or 0),
     )  # fmt: skip
@@ -260,19 +259,8 @@ def _adapters(refs: Any) -> dict[str, str]:
         name, path = getattr(ref, "lora_name", None), getattr(ref, "lora_path", None)
         if not name or not path:
             raise ConfigError("quire: an entry of --lora-paths has no name and path; give it as NAME=PATH")
-        out[f"{name}={path}"] = lora_digest(_folder(str(path), None)).hex()
+        out[f"{name}={path}"] = lora_digest(local_folder(str(path), None, "--lora-paths")).hex()
     return out
-
-
-def _folder(path: str, revision: str | None) -> str:
-    """The folder of a model or an adapter: as it is, or where the hub's client has put it."""
-    if os.path.isdir(path):
-        return path
-    try:
-        hub = importlib.import_module("huggingface_hub")
-        return str(hub.snapshot_download(path, revision=revision, local_files_only=True))
-    except Exception as e:
-        raise ConfigError(f"quire: the files of {path!r} are not found on this machine ({type(e).__name__}); give --model-path as a folder") from e
 
 
 def _backend(engine: Engine, phase: str) -> str:

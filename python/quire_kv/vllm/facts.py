@@ -7,7 +7,6 @@ thread of the cache.
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +15,12 @@ from typing import Any
 from .. import manifest
 from ..config import Config
 from ..errors import ConfigError
-from ..identity import Group, Provenance, build_spec, model_facts, resolved_dtype
-from ..page import View
+from ..identity import Group, ModelFacts, Provenance, build_spec, model_facts, resolved_dtype
+from ..page import View, split_heads
 from .hashes import hash_rule
 from .memory import layer_index, own_layers
 
-__all__ = ["Facts", "read"]
+__all__ = ["Facts", "attention_backend", "device_kind", "provenance_of", "read", "refuse_engine", "running_model"]
 
 _OFF = "run this model without the cache"
 
@@ -65,22 +64,31 @@ class Facts:
 
     def spec(self, vllm_config: Any, config: Config) -> str:
         """The text of the identity. Reads the model's folder; ConfigError in one line."""
-        digest = config.require_model()
-        model_config = vllm_config.model_config
-        known = manifest.load(digest, config.model_manifest)
-        known.check(_folder(model_config))
-        model = model_facts(
-            known, model_config.hf_config, dtype=model_config.dtype, applied=_applied(vllm_config), max_tokens=model_config.max_model_len,
-            rope_pinned=_pinned(model_config), multimodal="caller_id" if self.media else "none", weak_names=self.weak_names,
-        )  # fmt: skip
+        model = running_model(vllm_config, config, media=self.media, weak_names=self.weak_names)
         rule = hash_rule(self.algorithm, self.block_tokens, weak_names=self.weak_names)
-        version = _version()
-        provenance = Provenance(
-            engine="vllm", engine_version=version, runner="v2" if getattr(vllm_config, "use_v2_model_runner", False) else "v1", attention_backend=self.backend,
-            kernel_build=f"vllm-{version}", device_arch=_arch(self.device), batch_invariant=_batch_invariant(), options=_options(vllm_config),
-        )  # fmt: skip
         recorded = {"writer_tp": self.tp, "writer_pp": self.pp, "host": platform.node()}
-        return build_spec(model, [self.group], rule, provenance, recorded=recorded)
+        return build_spec(model, [self.group], rule, provenance_of(vllm_config, self.backend, self.device), recorded=recorded)
+
+
+def running_model(vllm_config: Any, config: Config, *, media: bool, weak_names: bool) -> ModelFacts:
+    """The model that runs: the operator's manifest, compared with the folder, under the engine's own configuration.
+    media: it takes images or sound, by ids that callers may choose. Reads files; ConfigError in one line."""
+    model = vllm_config.model_config
+    known = manifest.load(config.require_model(), config.model_manifest)
+    known.check(manifest.local_folder(str(model.model), getattr(model, "revision", None), "--model"))
+    return model_facts(
+        known, model.hf_config, dtype=model.dtype, applied=_applied(vllm_config), max_tokens=model.max_model_len,
+        rope_pinned=_pinned(model), multimodal="caller_id" if media else "none", weak_names=weak_names,
+    )  # fmt: skip
+
+
+def provenance_of(vllm_config: Any, backend: str, device: str) -> Provenance:
+    """Who computes: this release of vLLM, on this device, with this attention backend."""
+    version = _version()
+    return Provenance(
+        engine="vllm", engine_version=version, runner="v2" if getattr(vllm_config, "use_v2_model_runner", False) else "v1", attention_backend=backend,
+        kernel_build=f"vllm-{version}", device_arch=_arch(device), batch_invariant=_batch_invariant(), options=_options(vllm_config),
+    )  # fmt: skip
 
 
 def read(vllm_config: Any, kv_cache_config: Any, settings: Mapping[str, Any], *, worker: bool) -> Facts:
@@ -99,8 +107,8 @@ def read(vllm_config: Any, kv_cache_config: Any, settings: Mapping[str, Any], *,
     l0 = layers.index(here[0]) if here[0] in layers else -1
     if worker and (l0 < 0 or layers[l0 : l0 + len(here)] != here):
         raise ConfigError(f"quire: this rank's layers {here[:8]} are no run of the model's; {_OFF}")
-    device = _device()
-    backend = _backend(vllm_config, spec)
+    device = device_kind()
+    backend = attention_backend(vllm_config, spec.head_size, spec.dtype)
     dtype = resolved_dtype(spec.dtype, "kv_cache_dtype")
     grade, packing, isa = _packing(device, backend, spec, vllm_config)
     block = int(spec.block_size)
@@ -124,23 +132,11 @@ def _refuse(vllm_config: Any, settings: Mapping[str, Any]) -> None:
             f"quire: kv_load_failure_policy is {transfer.kv_load_failure_policy!r}, so that a page that cannot be loaded would fail its request; "
             'add "kv_load_failure_policy": "recompute" to --kv-transfer-config'
         )
-    if not cache.enable_prefix_caching:
-        raise ConfigError("quire: prefix caching is off in the engine; leave out --no-enable-prefix-caching, or run this model without the cache")
+    refuse_engine(vllm_config, "cache")
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         raise ConfigError(
             "quire: ranks hold interleaved tokens under context parallelism; set --decode-context-parallel-size and --prefill-context-parallel-size to 1, or run without the cache"
         )
-    if model.runner_type != "generate":
-        raise ConfigError(f"quire: the runner is {model.runner_type!r}; only generation is cached")
-    if model.is_encoder_decoder or getattr(model, "is_attention_free", False):
-        raise ConfigError(f"quire: the model's pages are no function of the prefix alone; {_OFF}")
-    speculative = vllm_config.speculative_config
-    if speculative is not None and str(speculative.method) not in ("ngram", "ngram_gpu", "suffix"):
-        raise ConfigError(
-            f"quire: the draft model of {speculative.method!r} keeps KV that may depend on the token after a page; use --speculative-config with ngram, or run without the cache"
-        )
-    if getattr(vllm_config.load_config, "load_format", "auto") in ("dummy",):
-        raise ConfigError("quire: load_format is 'dummy', so that the weights are not those of the folder; load them, or run without the cache")
     if str(cache.cache_dtype) not in ("auto", "bfloat16", "float16", "float32"):
         raise ConfigError(
             f"quire: --kv-cache-dtype {cache.cache_dtype} has scales that are no part of the identity yet; set it to auto, or run without the cache"
@@ -149,6 +145,26 @@ def _refuse(vllm_config: Any, settings: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"quire: the model attends to an image as a whole, so that its pages are no function of the prefix; set weak_names to false, or {_OFF}"
         )
+
+
+def refuse_engine(vllm_config: Any, without: str) -> None:
+    """What neither a connector nor a tier can cache, by the engine's configuration alone. without: what the operator is
+    told to run without."""
+    model = vllm_config.model_config
+    off = f"run this model without the {without}"
+    if not vllm_config.cache_config.enable_prefix_caching:
+        raise ConfigError(f"quire: prefix caching is off in the engine; leave out --no-enable-prefix-caching, or {off}")
+    if model.runner_type != "generate":
+        raise ConfigError(f"quire: the runner is {model.runner_type!r}; only generation is cached")
+    if model.is_encoder_decoder or getattr(model, "is_attention_free", False):
+        raise ConfigError(f"quire: the model's pages are no function of the prefix alone; {off}")
+    speculative = vllm_config.speculative_config
+    if speculative is not None and str(speculative.method) not in ("ngram", "ngram_gpu", "suffix"):
+        raise ConfigError(
+            f"quire: the draft model of {speculative.method!r} keeps KV that may depend on the token after a page; use --speculative-config with ngram, or {off}"
+        )
+    if getattr(vllm_config.load_config, "load_format", "auto") == "dummy":
+        raise ConfigError(f"quire: load_format is 'dummy', so that the weights are not those of the folder; load them, or {off}")
 
 
 def _the_group(kv_cache_config: Any) -> tuple[Any, list[str], int]:
@@ -172,16 +188,14 @@ def _the_group(kv_cache_config: Any) -> tuple[Any, list[str], int]:
 
 def _heads(heads: int, tp: int, rank: int) -> tuple[int, int, int, int]:
     """Heads [h0, h1) of a rank, and which of how many ranks with the same heads it is."""
-    if heads % tp == 0:
-        each = heads // tp
-        return rank * each, (rank + 1) * each, 0, 1
-    if tp % heads == 0:
-        h0 = rank * heads // tp
-        return h0, h0 + 1, rank % (tp // heads), tp // heads
-    raise ConfigError(f"quire: tensor parallel size {tp} does not cut {heads} kv heads evenly; {_OFF}")
+    if heads % tp and tp % heads:
+        raise ConfigError(f"quire: tensor parallel size {tp} does not cut {heads} kv heads evenly; {_OFF}")
+    replicas = max(1, tp // heads)
+    return *split_heads(heads, tp, rank), rank % replicas, replicas
 
 
-def _device() -> str:
+def device_kind() -> str:
+    """cpu or cuda. ConfigError for any other."""
     from vllm.platforms import current_platform
 
     kind = str(current_platform.device_type)
@@ -190,14 +204,14 @@ def _device() -> str:
     return kind
 
 
-def _backend(vllm_config: Any, spec: Any) -> str:
-    """The attention backend as the engine chooses it."""
+def attention_backend(vllm_config: Any, head_size: int, dtype: Any) -> str:
+    """The attention backend as the engine chooses it for heads of this width."""
     from vllm.config import set_current_vllm_config
     from vllm.v1.attention.selector import get_attn_backend
 
     try:
         with set_current_vllm_config(vllm_config):
-            return str(get_attn_backend(int(spec.head_size), spec.dtype, vllm_config.cache_config.cache_dtype).get_name())
+            return str(get_attn_backend(int(head_size), dtype, vllm_config.cache_config.cache_dtype).get_name())
     except Exception as e:
         raise ConfigError(f"quire: the attention backend is not known: {type(e).__name__}: {e}; name one by --attention-backend") from e
 
@@ -210,19 +224,6 @@ def _packing(device: str, backend: str, spec: Any, vllm_config: Any) -> tuple[st
 
     isa, fingerprint = cpu_packing(spec, vllm_config)
     return "cell", f"vllm-{backend.lower()}-{isa}-{int(spec.block_size)}-{fingerprint}", isa
-
-
-def _folder(model_config: Any) -> str:
-    """The local folder of the checkpoint."""
-    name = str(model_config.model)
-    if os.path.isdir(name):
-        return name
-    try:
-        from huggingface_hub import snapshot_download  # type: ignore[import-not-found]
-
-        return str(snapshot_download(name, revision=model_config.revision, local_files_only=True))
-    except Exception as e:
-        raise ConfigError(f"quire: the folder of the model {name!r} is not found ({type(e).__name__}); give --model a local folder") from e
 
 
 def _applied(vllm_config: Any) -> dict[str, Any]:
