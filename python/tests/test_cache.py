@@ -7,11 +7,11 @@ import json
 import logging
 import os
 import threading
-import time
 
 import numpy as np
 import pytest
 from serving import spec_text
+from waiting import wait_for
 
 from quire_kv import cache as cache_module
 from quire_kv.cache import Cache
@@ -22,13 +22,6 @@ from quire_kv.layout import PageMemory
 
 SECONDS = 20.0  # for what comes about by itself
 log = logging.getLogger("quire_kv.test")
-
-
-def wait_for(condition, what):
-    until = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < until, f"{what} did not come about"
-        time.sleep(0.01)
 
 
 def chain(n: int, name: str = "chain") -> list[bytes]:
@@ -100,7 +93,7 @@ def test_shapes_without_a_store():
         memory = PageMemory.flat([np.zeros(8, np.uint8)] * 3, *_tiny())
         assert c.load(keys, memory) == [False] * 3 and c.save(keys, memory) == [False] * 3
         assert c.lookup([]).leading == 0 and c.load([], memory) == [] and c.save([], memory) == []
-        wait_for(lambda: c.state != "opening", "a reason why it does not open")
+        wait_for(lambda: c.state != "opening", SECONDS, "a reason why it does not open")
         assert c.state.startswith("opening")
     finally:
         c.close()
@@ -117,7 +110,7 @@ def test_opens_when_the_store_comes_up(rig):
     address = rig.server.address
     rig.server.stop()
     c = rig.cache()
-    wait_for(lambda: c.state != "opening", "a refused connection")
+    wait_for(lambda: c.state != "opening", SECONDS, "a refused connection")
     assert not c.ready
     rig.server.start()
     assert rig.server.address == address
@@ -142,7 +135,7 @@ def test_case_c43_killed_and_back(rig, way):
     assert c.counters.snapshot()["refused_open"] == before + 1000
     assert c.state.startswith("away: ") and c.stats()["breaker_open"] == 1
     rig.server.start()
-    wait_for(lambda: c.lookup(keys).leading == 4, "a hit after the store's return")
+    wait_for(lambda: c.lookup(keys).leading == 4, SECONDS, "a hit after the store's return")
     memory, _ = rig.memory(c, 4)
     assert c.load(keys, memory) == [True] * 4
 
@@ -184,7 +177,7 @@ def test_distrust_ends(rig, monkeypatch):
     memory, _ = rig.memory(c, 2)
     assert c.load(keys, memory) == [False, False]
     rig.save(other, keys, fill=6)
-    wait_for(lambda: c.lookup(keys).leading == 2, "trust")
+    wait_for(lambda: c.lookup(keys).leading == 2, SECONDS, "trust")
 
 
 def test_case_c62_invalidate_stops_everything_and_reopen_begins_anew(rig):
@@ -222,18 +215,18 @@ def test_what_the_identity_refuses_is_one_line_and_off(rig, caplog):
         raise ConfigError("quire: model_digest is not set; put one there")
 
     c = rig.cache(refuse)
-    wait_for(lambda: c.state.startswith("off: "), "the refusal")
+    wait_for(lambda: c.state.startswith("off: "), SECONDS, "the refusal")
     assert "model_digest" in c.state
     c = rig.cache("model: {id: x}")
-    wait_for(lambda: c.state.startswith("off: "), "the refusal")
+    wait_for(lambda: c.state.startswith("off: "), SECONDS, "the refusal")
     assert "refused the identity" in c.state
     c = rig.cache(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
-    wait_for(lambda: c.state.startswith("off: "), "the refusal")
+    wait_for(lambda: c.state.startswith("off: "), SECONDS, "the refusal")
 
     def lines() -> list[str]:
         return [r.getMessage() for r in caplog.records if "the cache is off" in r.getMessage()]
 
-    wait_for(lambda: len(lines()) == 3, "a line for each")
+    wait_for(lambda: len(lines()) == 3, SECONDS, "a line for each")
     assert all("\n" not in line for line in lines())
 
 
@@ -242,7 +235,7 @@ def test_case_c72_another_seed_is_off_with_the_factor(rig):
     fork = spec_text().replace(hashlib.sha256(b"seed").hexdigest(), hashlib.sha256(b"another").hexdigest())
     assert fork != spec_text()
     c = rig.cache(fork)
-    wait_for(lambda: c.state.startswith("off: "), "the refusal")
+    wait_for(lambda: c.state.startswith("off: "), SECONDS, "the refusal")
     assert "hash_contract_fork" in c.state and "hash.seed" in c.state
 
 
@@ -251,7 +244,7 @@ def test_a_purged_namespace_is_opened_again(rig):
     keys = chain(2)
     rig.save(c, keys, fill=1)
     rig.server.run("ns", "purge", c.session.namespace.hex())
-    wait_for(lambda: c.lookup(keys).reason is Reason.NONE and c.ready, "a session on the new epoch")
+    wait_for(lambda: c.lookup(keys).reason is Reason.NONE and c.ready, SECONDS, "a session on the new epoch")
     assert c.lookup(keys).leading == 0
     rig.save(c, keys, fill=1)
     assert c.lookup(keys).leading == 2
@@ -289,7 +282,7 @@ def test_the_store_learns_who_uses_it(rig):
         text = rig.server.run("ns", "list", "-o", "json").stdout
         return "engine-7" in text
 
-    wait_for(reported, "a report")
+    wait_for(reported, SECONDS, "a report")
     assert json.loads(rig.server.run("ns", "list", "-o", "json").stdout)
 
 
@@ -301,7 +294,7 @@ def test_close_is_prompt_with_a_call_under_way(rig):
     answers: list[int] = []
     caller = threading.Thread(target=lambda: answers.append(c.lookup(keys).leading))
     caller.start()
-    wait_for(lambda: c.session is not None and c.session._calls, "a call under way")
+    wait_for(lambda: c.session is not None and c.session._calls, SECONDS, "a call under way")
     c.close(timeout=1.0)
     caller.join(SECONDS)
     rig.server.resume()

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from doubles.faults import STATUS_CODES, TELLING, Fault, every_fault
 from serving import spec_text
+from waiting import wait_for
 
 from quire_kv import breaker
 from quire_kv.cache import Cache
@@ -34,13 +35,6 @@ SLACK_SECONDS = 2.0  # of a loaded machine; a call that waits for an answer that
 RECOVERS_SECONDS = 15.0
 
 log = logging.getLogger("quire_kv.test")
-
-
-def wait_for(condition, seconds=RECOVERS_SECONDS, what="it"):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, f"{what} did not come about in {seconds} s"
-        time.sleep(0.005)
 
 
 def config(address: str, way: str) -> Config:
@@ -138,7 +132,7 @@ def test_case_c42_no_fault_of_the_store_reaches_the_engine(chaos, engine_of, way
             raise AssertionError(f"{fault}: {wrong}") from wrong
         assert chaos.struck > struck or fault.methods == {"ReleaseLease"}, f"{fault} hit no call, and shows nothing"
         chaos.fault = None
-        wait_for(lambda: engine.cache.ready, what=f"recovery from {fault}")
+        wait_for(lambda: engine.cache.ready, RECOVERS_SECONDS, f"recovery from {fault}")
         assert engine.cache.load(keys, engine.memory) == [True] * PAGES, f"after {fault}: {engine.cache.state}"
         assert np.array_equal(engine.room, pages)
     assert engine.cache._keeper.is_alive()
@@ -163,7 +157,7 @@ def test_case_c42_the_client_raises_its_own_errors_alone(chaos, engine_of, way):
             with contextlib.suppress(QuireError):
                 call()
         chaos.fault = None
-        wait_for(lambda: engine.cache.ready, what=f"recovery from {fault}")
+        wait_for(lambda: engine.cache.ready, RECOVERS_SECONDS, f"recovery from {fault}")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -175,11 +169,11 @@ def test_case_c42_a_store_that_refuses_at_the_door(chaos, engine_of, way):
         chaos.fault = fault
         engine = engine_of(chaos.address, way)
         struck = chaos.struck
-        wait_for(lambda before=struck: chaos.struck > before, what=f"{fault}")
+        wait_for(lambda before=struck: chaos.struck > before, RECOVERS_SECONDS, f"{fault}")
         keys = [bytes(32)] * PAGES
         assert engine.lookup(keys).leading == 0 or engine.cache.ready
         chaos.fault = None
-        wait_for(lambda e=engine: e.cache.ready or e.cache.state.startswith("off:"), what=f"an end of {fault}")
+        wait_for(lambda e=engine: e.cache.ready or e.cache.state.startswith("off:"), RECOVERS_SECONDS, f"an end of {fault}")
         if fault.what != "code":
             assert engine.cache.ready, f"{fault}: {engine.cache.state}"
         engine.close()
@@ -225,7 +219,7 @@ def test_case_c43_the_breaker_opens_and_calls_cost_nothing(chaos, engine_of, way
     assert page_calls(chaos) == before, "a call went out while the breaker was open"
     assert engine.cache.stats()["refused_open"] == refused + 600
     chaos.fault = None
-    wait_for(lambda: engine.cache.ready, what="recovery")
+    wait_for(lambda: engine.cache.ready, RECOVERS_SECONDS, "recovery")
     assert all(engine.load(keys, pages))
 
 
@@ -249,16 +243,16 @@ def test_case_c43_a_store_that_dies_and_comes_back(quire_server, engine_of, way)
     reader.start()
     try:
         before = engine.cache.stats()["loaded_pages"]
-        wait_for(lambda: engine.cache.stats()["loaded_pages"] > before + 30, what="reading")
+        wait_for(lambda: engine.cache.stats()["loaded_pages"] > before + 30, RECOVERS_SECONDS, "reading")
         quire_server.kill()
-        wait_for(lambda: not engine.cache.ready, what="the breaker")
+        wait_for(lambda: not engine.cache.ready, RECOVERS_SECONDS, "the breaker")
     finally:
         ended.set()
         reader.join(10)
     assert not reader.is_alive() and not wrong, wrong
     quire_server.restart()
-    wait_for(lambda: engine.cache.ready, what="recovery")
-    wait_for(lambda: all(engine.save(keys, pages)), what="a page in the new store")
+    wait_for(lambda: engine.cache.ready, RECOVERS_SECONDS, "recovery")
+    wait_for(lambda: all(engine.save(keys, pages)), RECOVERS_SECONDS, "a page in the new store")
     assert all(engine.load(keys, pages))
     quire_server.pause()
     try:
@@ -266,7 +260,7 @@ def test_case_c43_a_store_that_dies_and_comes_back(quire_server, engine_of, way)
         assert not engine.cache.ready
     finally:
         quire_server.resume()
-    wait_for(lambda: engine.cache.ready, what="recovery")
+    wait_for(lambda: engine.cache.ready, RECOVERS_SECONDS, "recovery")
     assert all(engine.load(keys, pages))
 
 
@@ -297,7 +291,7 @@ def test_case_c48_a_commit_whose_answer_is_lost_is_not_claimed(chaos, engine_of,
     chaos.fault = fault
     answers = engine.save(keys, pages)
     chaos.fault = None
-    wait_for(lambda: engine.cache.ready, what="recovery")
+    wait_for(lambda: engine.cache.ready, RECOVERS_SECONDS, "recovery")
     present = engine.lookup(keys).present
     assert all(p for p, claimed in zip(present, answers, strict=True) if claimed)
     assert all(engine.save(keys, pages)), "and it can be published again"
@@ -334,7 +328,7 @@ def test_a_hundred_thousand_calls_leak_nothing(quire_server, engine_of):
     fds, threads, resident = held()
     calls(CALLS // 2)
     quire_server.kill()
-    wait_for(lambda: not engine.cache.lookup(keys).leading and not engine.cache.ready, what="the breaker")
+    wait_for(lambda: not engine.cache.lookup(keys).leading and not engine.cache.ready, RECOVERS_SECONDS, "the breaker")
     calls(CALLS // 2)
     assert engine.cache.stats()["refused_open"] >= CALLS // 2
     assert held()[0] <= fds and held()[1] <= threads

@@ -14,8 +14,8 @@ import sys
 import pytest
 from doubles import lmcache_double, vllm_tier_double
 from doubles.faults import TELLING, every_fault
-from doubles.toy_cache import wait_for
 from serving import spec_text
+from waiting import wait_for
 
 from quire_kv.lmcache_models import Shape
 

@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from test_manifest import golden, make_checkpoint
+from test_manifest import golden, make_checkpoint, refused
 
 from quire_kv import hfconfig, identity, rope
 from quire_kv.canonical import canonical, digest_of
@@ -42,15 +42,6 @@ def spec_of(model=None, **changes):
     model = model or facts()
     parts = {"groups": plain_groups(model, page_tokens=16, dtype="bfloat16"), "rule": rule(), "provenance": PROVENANCE, **changes}
     return build_spec(model, **parts)
-
-
-def refused(call, *words):
-    with pytest.raises(ConfigError) as e:
-        call()
-    text = str(e.value)
-    assert text.startswith("quire: ") and "\n" not in text, text
-    for word in words:
-        assert word in text, text
 
 
 def answer(call):

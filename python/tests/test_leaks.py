@@ -11,8 +11,8 @@ import os
 import threading
 
 import pytest
-from doubles.toy_cache import wait_for
 from test_chaos_adapters import ADAPTERS, PAGES, module_of  # noqa: F401
+from waiting import wait_for
 
 pytestmark = [pytest.mark.once, pytest.mark.limit(600)]
 
@@ -66,9 +66,6 @@ def work(engine, counter, until: int, hits: bool, stored) -> None:
         if n % 2 == 0:
             engine.save(*(engine.chain() if n % 16 == 0 else stored))
     assert engine.load(*stored) == [hits] * PAGES
-
-
-SPARE_THREADS = 2  # one more was seen once after the server went; whose it is was not found out. A leak would be one a call
 
 
 @pytest.mark.parametrize("name", ADAPTERS)

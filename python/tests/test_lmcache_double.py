@@ -17,9 +17,11 @@ import time
 import pytest
 import serving
 from doubles import lmcache_double as double
-from doubles.toy_cache import ToyStore, toy_spec, wait_for
+from doubles.toy_cache import ToyStore, toy_spec
+from waiting import wait_for
 
-from quire_kv.lmcache_models import FORMATS, Row, Shape, parse_rows, scope_of, split_heads, split_layers
+from quire_kv.lmcache_models import FORMATS, Row, Shape, parse_rows, scope_of, split_layers
+from quire_kv.page import split_heads
 
 CHUNK, WIDTH, HEADS, LAYERS = 4, 2, 4, 3
 DIGEST = "sha256:" + "a" * 64

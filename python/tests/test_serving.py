@@ -4,16 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import serving
-
-
-def wait_for(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
+from waiting import wait_for
 
 
 def test_a_server_serves_and_restarts_where_it_was(quire_server, spec_text, tmp_path):

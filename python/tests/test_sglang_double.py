@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from doubles import sglang_engine as engine
 from doubles.sglang_world import SETTINGS, World, chain, same, world_of  # noqa: F401
-from doubles.toy_cache import ToyCache, wait_for
+from doubles.toy_cache import ToyCache
+from waiting import wait_for
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 SHAPES = [(layout, False) for layout in LAYOUTS] + [(layout, True) for layout in LAYOUTS[:3]]

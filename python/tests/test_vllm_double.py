@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from doubles import vllm_double as double
 from doubles import vllm_double_env as double_env
-from doubles.toy_cache import ToyStore, wait_for
+from doubles.toy_cache import ToyStore
 from doubles.vllm_double import TOKENS, WIDTH, Status
 from doubles.vllm_double_env import CELL, PROMPT, SETTINGS, answer, cells_are_right, released
+from waiting import wait_for
 
 
 @pytest.fixture

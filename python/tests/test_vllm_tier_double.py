@@ -14,8 +14,9 @@ import time
 import pytest
 import serving
 from doubles import vllm_tier_double as double
-from doubles.toy_cache import ToyStore, toy_spec, wait_for
+from doubles.toy_cache import ToyStore, toy_spec
 from doubles.vllm_tier_double import key
+from waiting import wait_for
 
 from quire_kv.config import Config
 from quire_kv.errors import ConfigError, Reason

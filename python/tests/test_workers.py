@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from doubles.toy_cache import wait_for
+from waiting import wait_for
 
 from quire_kv.locks import Locks
 from quire_kv.workers import Lane, Workers

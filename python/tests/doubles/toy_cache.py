@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -200,14 +199,3 @@ def _walk(memory: PageMemory, page: int, view: View):
                 for t in range(rows.tokens):
                     yield (view.h0 + h, view.l0 + layer), base + t * rows.token_stride, rows.row_bytes, offset
                     offset += rows.row_bytes
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """The first true answer of a condition; AssertionError when there is none in time."""
-    until = time.monotonic() + seconds
-    while True:
-        answer = condition()
-        if answer:
-            return answer
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.002)

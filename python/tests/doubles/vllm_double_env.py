@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import wait_for
 
 from quire_kv.page import Geometry
 
 from . import vllm_double as double
-from .toy_cache import ToyCache, ToyStore, toy_spec, wait_for
+from .toy_cache import ToyCache, ToyStore, toy_spec
 from .vllm_double import TOKENS, WIDTH, Engine, row
 
 SETTINGS = {"model_digest": "sha256:" + "a" * 64, "weights": "frozen"}

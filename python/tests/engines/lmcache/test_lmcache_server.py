@@ -18,8 +18,8 @@ pytestmark = pytest.mark.lmcache
 pytest.importorskip("lmcache")
 
 import serving  # noqa: E402
-from doubles.toy_cache import wait_for  # noqa: E402
 from lmcache_rows import row  # noqa: E402
+from waiting import wait_for  # noqa: E402
 
 EXAMPLES = serving.ROOT / "python" / "examples"
 LMCACHE = pathlib.Path(sys.executable).with_name("lmcache")

@@ -12,7 +12,6 @@ pytestmark = pytest.mark.lmcache
 pytest.importorskip("lmcache")
 
 import torch  # noqa: E402
-from doubles.toy_cache import wait_for  # noqa: E402
 from lmcache.v1.distributed.api import GroupedObjectKeys, MemoryLayoutDesc, ObjectKey, PrefetchTaskSpec  # noqa: E402
 from lmcache.v1.distributed.config import EvictionConfig, L1ManagerConfig, L1MemoryManagerConfig, StorageManagerConfig  # noqa: E402
 from lmcache.v1.distributed.l2_adapters.config import L2AdaptersConfig  # noqa: E402
@@ -21,6 +20,7 @@ from lmcache.v1.distributed.storage_manager import StorageManager  # noqa: E402
 from lmcache.v1.multiprocess.token_hasher import TokenHasher  # noqa: E402
 from lmcache_rows import CHUNK, row  # noqa: E402
 from tinymodel import HEADS, LAYERS, WIDTH  # noqa: E402
+from waiting import wait_for  # noqa: E402
 
 
 class Node:
@@ -215,7 +215,9 @@ def test_case_c43_the_store_dies_and_comes_back(quire_bin, quire_server, node, t
 def test_a_folder_that_is_not_the_digests_is_one_line_and_a_miss(quire_bin, quire_server, tmp_path, caplog):
     spoiled = row(quire_bin, tmp_path, "org/m")
     weights = tmp_path / "org_m" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    whole = weights.read_bytes()
+    data = 8 + int.from_bytes(whole[:8], "little")
+    weights.write_bytes(whole[:data] + bytes(b ^ 1 for b in whole[data:]))  # a start looks at one block of each tensor, drawn at random
     n = Node(quire_server.address, {"org/m": spoiled})
     try:
         wait_for(lambda: n.status()["models"]["org/m"]["state"].startswith("off"), 20)

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm")
 
 import serving  # noqa: E402
-from doubles.toy_cache import wait_for  # noqa: E402
 from tinymodel import HEADS, LAYERS, WIDTH, checkpoint, digest  # noqa: E402
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 from vllm.utils.hashing import get_hash_fn_by_name  # noqa: E402
@@ -27,6 +26,7 @@ from vllm.v1.core import kv_cache_utils  # noqa: E402
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key  # noqa: E402
 from vllm.v1.kv_offload.config import OffloadingCacheConfig, OffloadingConfig, OffloadingGroupConfig, OffloadingModelConfig, OffloadingParallelConfig  # noqa: E402
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # noqa: E402
+from waiting import wait_for  # noqa: E402
 
 BLOCK = 16
 BLOCK_BYTES = LAYERS * 2 * BLOCK * HEADS * WIDTH * 2
