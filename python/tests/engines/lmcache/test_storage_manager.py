@@ -36,6 +36,15 @@ class Node:
             )
         )  # fmt: skip
         self.adapter = next(iter(self.manager._l2_adapters.values()))
+        self.offered = 0  # keys that the store controller has handed on
+        submit = self.adapter.submit_store_task
+
+        def submit_store_task(keys, objects):
+            task = submit(keys, objects)
+            self.offered += len(keys)
+            return task
+
+        self.adapter.submit_store_task = submit_store_task
 
     def ready(self) -> None:
         wait_for(lambda: all(m["state"] == "ready" for m in self.status()["models"].values()), 20)
@@ -50,7 +59,9 @@ class Node:
         for i, (key, o) in enumerate(objects.items()):
             want[key] = fill(i, key, o.get_size())
             memoryview(o.byte_array).cast("B")[: o.get_size()] = want[key]
+        before = self.offered
         self.manager.finish_write(list(objects))
+        wait_for(lambda: self.offered == before + len(objects), 20)  # its thread finds them some time later: nothing is pending until then
         stores = self.manager.report_status
         wait_for(lambda: stores()["store_controller"]["in_flight_task_count"] == 0 and stores()["store_controller"]["pending_keys_count"] == 0, 20)
         wait_for(lambda: not any(self.status()["queued"].values()), 20)
