@@ -15,15 +15,15 @@ import (
 //	   x: evictable; the tail of a list always is        parked: not evictable, older than
 //	                                                     all in the list, in no order
 //
-// Each tier has its own lists, so that what lies in one of them only never stands between the victims of the other. In
-// a list, pages stand in exact order of use whether they are evictable or not. One that is not and comes to the tail
-// is parked: all that are older have gone, so when it turns evictable it comes back at the tail. Each parking is paid
-// by the call that put the page into the list, so every method is O(1) amortised and the next victim is always at
-// hand.
+// Each tier has its own lists, so that what lies in one of them only never stands between the victims of the other: one
+// of all doomed pages, and one for each share. In a list, pages stand in exact order of use whether they are evictable
+// or not. One that is not and comes to the tail is parked: all that are older have gone, so when it turns evictable it
+// comes back at the tail. Each parking is paid by the call that put the page into the list, so every method is O(1)
+// amortised and the next victim of a list is always at hand; that of several shares is the oldest of as many tails.
 type LRU struct {
 	pages *offheap.Array[lruPage]
-	lists [lruTiers][2]lruList // normal, doomed
-	top   Ref                  // highest ever seen: what is touched
+	lists [lruTiers][]lruList // doomed, then by share
+	top   Ref                 // highest ever seen: what is touched
 }
 
 var _ Policy = (*LRU)(nil)
@@ -37,7 +37,7 @@ type lruList struct{ head, tail Ref }
 type lruPage struct {
 	links [lruTiers]lruLink
 	used  uint32 // last use in ticks since start
-	size  uint32 // size in 4 KiB, then flags
+	size  uint32 // size in 4 KiB, then share, then flags
 }
 
 type lruLink struct{ older, newer Ref }
@@ -47,12 +47,14 @@ const (
 	lruTiers = int(NumTiers - lruFirst)
 
 	lruKnown     uint32 = 1 << 0                // inserted
-	lruDoomed    uint32 = 1 << 1                // of the second lists
+	lruDoomed    uint32 = 1 << 1                // of the first lists
 	lruLinked    uint32 = 1 << 2                // in a list of the tier, else parked; shifted by the tier
 	lruEvictable        = lruLinked << lruTiers // likewise
 
-	lruSizeShift   = 2 + 2*lruTiers
-	lruFlags       = 1<<lruSizeShift - 1
+	lruShareShift  = 2 + 2*lruTiers
+	lruShareBits   = 8
+	lruSizeShift   = lruShareShift + lruShareBits // sizes beyond 1 GiB count as that
+	lruFlags       = 1<<lruShareShift - 1
 	lruUnit        = 4 << 10 // bytes
 	lruTicksPerSec = 64      // two years fit
 	lruUnparkSteps = 64      // parked pages that come back sort themselves among so many others
@@ -64,44 +66,62 @@ func NewLRU(maxRefs int) *LRU {
 	if maxRefs <= 0 || maxRefs > MaxRefs {
 		maxRefs = MaxRefs
 	}
-	return &LRU{pages: offheap.New[lruPage](maxRefs)}
+	l := &LRU{pages: offheap.New[lruPage](maxRefs)}
+	l.grow(0)
+	return l
+}
+
+// grow makes the lists of a share.
+func (l *LRU) grow(s Share) {
+	for t := range l.lists {
+		for len(l.lists[t]) < int(s)+2 {
+			l.lists[t] = append(l.lists[t], lruList{})
+		}
+	}
 }
 
 // Insert makes or updates a page; updating does not count as a use.
 func (l *LRU) Insert(now float64, ref Ref, a Attrs) {
 	p := l.pages.At(uint32(ref))
 	l.top = max(l.top, ref)
+	l.grow(a.Share)
 	units := uint32(min((a.Bytes+lruUnit-1)/lruUnit, math.MaxUint32>>lruSizeShift))
-	isNew, wasDoomed := p.size&lruKnown == 0, p.size&lruDoomed != 0
-	p.size = units<<lruSizeShift | p.size&lruFlags | lruKnown
-	switch {
-	case isNew:
-		if p.used = lruTicks(now); a.Doomed {
-			p.size |= lruDoomed
-		}
-		for t := range lruTiers {
-			l.pushHead(t, ref)
-			l.trim(t)
-		}
-	case wasDoomed != a.Doomed:
+	list := uint32(a.Share) << lruShareShift
+	if a.Doomed {
+		list |= lruDoomed
+	}
+	const lists = lruDoomed | (1<<lruShareBits-1)<<lruShareShift
+	isNew, moves := p.size&lruKnown == 0, p.size&lists != list
+	if !isNew && moves {
 		for t := range lruTiers {
 			l.unlink(t, ref)
+			l.trim(t, l.listOf(t, p))
 		}
-		p.size ^= lruDoomed
+	}
+	p.size = units<<lruSizeShift | p.size&(lruFlags&^lists) | lruKnown | list
+	switch {
+	case isNew:
+		p.used = lruTicks(now)
+		for t := range lruTiers {
+			l.pushHead(t, ref)
+			l.trim(t, l.listOf(t, p))
+		}
+	case moves:
 		for t := range lruTiers {
 			l.unpark(t, ref)
-			l.trim(t)
+			l.trim(t, l.listOf(t, p))
 		}
 	}
 }
 
 // Remove forgets a page. LRU keeps no ghosts.
 func (l *LRU) Remove(_ float64, ref Ref, _ bool) {
+	p := l.pages.At(uint32(ref))
 	for t := range lruTiers {
 		l.unlink(t, ref)
-		l.trim(t)
+		l.trim(t, l.listOf(t, p))
 	}
-	*l.pages.At(uint32(ref)) = lruPage{}
+	*p = lruPage{}
 }
 
 // Touch records a use. Doomed pages keep their place.
@@ -117,7 +137,7 @@ func (l *LRU) Touch(now float64, ref Ref) {
 	for t := range lruTiers {
 		l.unlink(t, ref)
 		l.pushHead(t, ref)
-		l.trim(t)
+		l.trim(t, l.listOf(t, p))
 	}
 }
 
@@ -130,7 +150,7 @@ func (l *LRU) SetEvictable(ref Ref, tier Tier, ok bool) {
 	t := int(tier - lruFirst)
 	if !ok {
 		p.size &^= lruEvictable << t
-		l.trim(t)
+		l.trim(t, l.listOf(t, p))
 		return
 	}
 	p.size |= lruEvictable << t
@@ -139,45 +159,82 @@ func (l *LRU) SetEvictable(ref Ref, tier Tier, ok bool) {
 	}
 }
 
-// Victims appends victims of t, doomed first, then least recently used. It changes nothing and may run beside other
-// readers.
-func (l *LRU) Victims(_ float64, tier Tier, need uint64, dst []Victim) []Victim {
+// Victims appends victims of t, doomed first, then least recently used; of equals of several shares, the lowest
+// share's. It changes nothing and may run beside other readers.
+func (l *LRU) Victims(_ float64, tier Tier, need uint64, among *Shares, dst []Victim) []Victim {
 	if tier < lruFirst || tier >= NumTiers {
 		return dst
 	}
-	t := int(tier - lruFirst)
-	var got uint64
-	steps := 0
-	for _, list := range [...]*lruList{&l.lists[t][1], &l.lists[t][0]} {
-		for ref := list.tail; ref != 0; steps++ {
-			p := l.pages.At(uint32(ref))
-			if p.size&(lruEvictable<<t) != 0 {
-				dst = append(dst, Victim{ref, p.score()})
-				got += uint64(p.size>>lruSizeShift) * lruUnit
-				if got >= need {
-					return dst
-				}
-			}
-			if steps == lruVictimSteps { // the tail of a list is evictable: there is one by now
-				return dst
-			}
-			ref = p.links[t].newer
+	w := lruWalk{l: l, t: int(tier - lruFirst), need: need, steps: lruVictimSteps, dst: dst}
+	lists := l.lists[w.t]
+	var tails [MaxShares]Ref
+	if tails[0] = lists[0].tail; tails[0] != 0 && w.over(tails[:1]) {
+		return w.dst
+	}
+	n := 0
+	for i := 1; i < len(lists); i++ {
+		if tail := lists[i].tail; tail != 0 && (among == nil || among.Has(Share(i-1))) {
+			tails[n] = tail
+			n++
 		}
 	}
-	return dst
+	w.over(tails[:n])
+	return w.dst
 }
 
-// Worth is the last use; for a page about to be published, now: under LRU it is worth more than all others. Doomed
-// pages are worth nothing.
-func (l *LRU) Worth(now float64, ref Ref, _ Tier, a Attrs) Score {
+// lruWalk looks for victims.
+type lruWalk struct {
+	l         *LRU
+	t         int
+	need, got uint64
+	steps     int
+	dst       []Victim
+}
+
+// over goes over lists from their tails on, the oldest page of all first. True: enough was found, or looked at.
+func (w *lruWalk) over(at []Ref) bool {
+	pages := w.l.pages
+	for len(at) > 0 {
+		oldest := 0
+		for i := 1; i < len(at); i++ {
+			if pages.At(uint32(at[i])).used < pages.At(uint32(at[oldest])).used {
+				oldest = i
+			}
+		}
+		p := pages.At(uint32(at[oldest]))
+		if p.size&(lruEvictable<<w.t) != 0 {
+			w.dst = append(w.dst, Victim{at[oldest], p.score()})
+			if w.got += uint64(p.size>>lruSizeShift) * lruUnit; w.got >= w.need {
+				return true
+			}
+		}
+		if w.steps--; w.steps < 0 { // the tail of a list is evictable: there is one by now
+			return true
+		}
+		if at[oldest] = p.links[w.t].newer; at[oldest] == 0 {
+			at = append(at[:oldest], at[oldest+1:]...)
+		}
+	}
+	return false
+}
+
+// Worth is the last use; under LRU a page about to be published is worth more than all others, whenever it comes to take
+// their place. Doomed pages are worth nothing.
+func (l *LRU) Worth(_ float64, ref Ref, _ Tier, a Attrs) Score {
 	if a.Doomed {
 		return doomedScore
 	}
 	if p := l.pages.At(uint32(ref)); ref != 0 && p.size&lruKnown != 0 {
 		return p.score()
 	}
-	return Score(now)
+	return MaxScore
 }
+
+// Pass forgets at once: LRU takes every run.
+func (l *LRU) Pass(float64, []Attrs) {}
+
+// Resize has nothing to do: LRU simulates nothing.
+func (l *LRU) Resize(Tier, uint64, uint64) {}
 
 // FootprintBytes is the memory touched.
 func (l *LRU) FootprintBytes() uint64 {
@@ -199,18 +256,15 @@ func lruTicks(now float64) uint32 {
 
 func (l *LRU) listOf(t int, p *lruPage) *lruList {
 	if p.size&lruDoomed != 0 {
-		return &l.lists[t][1]
+		return &l.lists[t][0]
 	}
-	return &l.lists[t][0]
+	return &l.lists[t][1+p.size>>lruShareShift&(1<<lruShareBits-1)]
 }
 
-// trim parks what is not evictable at the tails of a tier.
-func (l *LRU) trim(t int) {
-	for i := range l.lists[t] {
-		list := &l.lists[t][i]
-		for ref := list.tail; ref != 0 && l.pages.At(uint32(ref)).size&(lruEvictable<<t) == 0; ref = list.tail {
-			l.unlink(t, ref)
-		}
+// trim parks what is not evictable at the tail of a list.
+func (l *LRU) trim(t int, list *lruList) {
+	for ref := list.tail; ref != 0 && l.pages.At(uint32(ref)).size&(lruEvictable<<t) == 0; ref = list.tail {
+		l.unlink(t, ref)
 	}
 }
 

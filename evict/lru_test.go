@@ -12,15 +12,16 @@ import (
 type plainPage struct {
 	used      uint32
 	doomed    bool
+	share     Share
 	evictable [NumTiers]bool
 	bytes     uint64
 }
 
 // victims of a tier, doomed first, then by last use; equals are in no order.
-func plainVictims(pages map[Ref]*plainPage, t Tier) []Ref {
+func plainVictims(pages map[Ref]*plainPage, t Tier, among *Shares) []Ref {
 	var refs []Ref
 	for r, p := range pages {
-		if p.evictable[t] {
+		if p.evictable[t] && (p.doomed || among == nil || among.Has(p.share)) {
 			refs = append(refs, r)
 		}
 	}
@@ -45,12 +46,13 @@ func TestLRUAgainstSorting(t *testing.T) {
 			switch op := rapid.IntRange(0, 9).Draw(t, "op"); {
 			case op < 3:
 				a := Attrs{Bytes: rapid.Uint64Range(1, 100000).Draw(t, "bytes"), Doomed: rapid.IntRange(0, 5).Draw(t, "doomed") == 0}
+				a.Share = rapid.SampledFrom([]Share{0, 0, 1, 200, 255}).Draw(t, "share")
 				l.Insert(now, r, a)
 				if p == nil {
 					p = &plainPage{used: lruTicks(now)}
 					pages[r] = p
 				}
-				p.doomed, p.bytes = a.Doomed, a.Bytes
+				p.doomed, p.bytes, p.share = a.Doomed, a.Bytes, a.Share
 			case op == 3:
 				l.Remove(now, r, true)
 				delete(pages, r)
@@ -66,16 +68,21 @@ func TestLRUAgainstSorting(t *testing.T) {
 					p.evictable[tier] = ok
 				}
 			}
+			var some Shares
+			for _, x := range []Share{0, 1, 200, 255} {
+				some.Set(x, rapid.Bool().Draw(t, "in"))
+			}
 			for tier := range NumTiers {
-				compareVictims(t, l, pages, tier, now)
+				compareVictims(t, l, pages, tier, nil, now)
+				compareVictims(t, l, pages, tier, &some, now)
 			}
 		}
 	})
 }
 
-func compareVictims(t *rapid.T, l *LRU, pages map[Ref]*plainPage, tier Tier, now float64) {
-	want := plainVictims(pages, tier)
-	got := l.Victims(now, tier, 1<<62, nil)
+func compareVictims(t *rapid.T, l *LRU, pages map[Ref]*plainPage, tier Tier, among *Shares, now float64) {
+	want := plainVictims(pages, tier, among)
+	got := l.Victims(now, tier, 1<<62, among, nil)
 	if len(got) != len(want) {
 		t.Fatalf("tier %v: %d victims, want %d", tier, len(got), len(want))
 	}
@@ -85,12 +92,12 @@ func compareVictims(t *rapid.T, l *LRU, pages map[Ref]*plainPage, tier Tier, now
 		if pages[want[i]].doomed {
 			score = -1
 		}
-		if p := pages[v.Ref]; seen[v.Ref] || p == nil || !p.evictable[tier] || v.Score != score {
+		if p := pages[v.Ref]; seen[v.Ref] || p == nil || !p.evictable[tier] || !p.doomed && among != nil && !among.Has(p.share) || v.Score != score {
 			t.Fatalf("tier %v victim %d: %+v, want score %v", tier, i, v, score)
 		}
 		seen[v.Ref] = true
 	}
-	peek := l.Victims(now, tier, 0, nil)
+	peek := l.Victims(now, tier, 0, among, nil)
 	if len(peek) != min(len(got), 1) || len(peek) == 1 && peek[0] != got[0] {
 		t.Fatalf("tier %v: next victim %v, of %v", tier, peek, got)
 	}
@@ -103,11 +110,11 @@ func TestLRUStopsWhenNeedIsMet(t *testing.T) {
 		l.SetEvictable(r, Host, true)
 	}
 	for need, want := range map[uint64]int{0: 1, 1: 1, 10 << 12: 1, 10<<12 + 1: 2, 1 << 40: 10} {
-		if got := l.Victims(99, Host, need, nil); len(got) != want || got[0].Ref != 1 {
+		if got := l.Victims(99, Host, need, nil, nil); len(got) != want || got[0].Ref != 1 {
 			t.Errorf("need %d: %v, want %d victims from 1", need, got, want)
 		}
 	}
-	if got := l.Victims(99, Disk, 1, nil); got != nil {
+	if got := l.Victims(99, Disk, 1, nil, nil); got != nil {
 		t.Errorf("victims of a tier without pages: %v", got)
 	}
 }
@@ -123,7 +130,7 @@ func TestLRUTakesAChainFromItsEnd(t *testing.T) {
 	l.SetEvictable(n+1, Host, true)
 	l.SetEvictable(n, Host, true)
 	for r := Ref(n); r >= 1; r-- {
-		v := l.Victims(10, Host, 1, nil)
+		v := l.Victims(10, Host, 1, nil, nil)
 		if len(v) != 1 || v[0].Ref != r {
 			t.Fatalf("victim %v, want %d", v, r)
 		}
@@ -132,7 +139,7 @@ func TestLRUTakesAChainFromItsEnd(t *testing.T) {
 			l.SetEvictable(r-1, Host, true)
 		}
 	}
-	if v := l.Victims(10, Host, 1, nil); len(v) != 1 || v[0].Ref != n+1 {
+	if v := l.Victims(10, Host, 1, nil, nil); len(v) != 1 || v[0].Ref != n+1 {
 		t.Fatalf("left: %v", v)
 	}
 }
@@ -148,13 +155,37 @@ func TestLRUFindsAVictimAtOnce(t *testing.T) {
 	l.Insert(1, n+1, Attrs{Bytes: 4096})
 	l.SetEvictable(n+1, Host, true)
 	for tier, want := range map[Tier]Ref{Host: n + 1, Disk: 1} {
-		list := l.lists[tier-lruFirst][0]
-		if v := l.Victims(2, tier, 1, nil); len(v) != 1 || v[0].Ref != want || list.tail != want {
+		list := l.lists[tier-lruFirst][1]
+		if v := l.Victims(2, tier, 1, nil, nil); len(v) != 1 || v[0].Ref != want || list.tail != want {
 			t.Errorf("%v: victims %v, the list ends with %d; want %d", tier, v, list.tail, want)
 		}
 	}
-	if v := l.Victims(2, Device, 1, nil); v != nil {
+	if v := l.Victims(2, Device, 1, nil, nil); v != nil {
 		t.Errorf("victims of a tier that is not ranked: %v", v)
+	}
+}
+
+// A set of shares has its next victim at hand however many pages others have.
+func TestLRUFindsAVictimOfAShareAtOnce(t *testing.T) {
+	const n = 3 * lruVictimSteps
+	l := NewLRU(n + 2)
+	for r := Ref(1); r <= n; r++ {
+		l.Insert(0, r, Attrs{Bytes: 4096})
+		l.SetEvictable(r, Host, true)
+	}
+	l.Insert(1, n+1, Attrs{Bytes: 4096, Share: 7})
+	l.SetEvictable(n+1, Host, true)
+	var seven Shares
+	seven.Set(7, true)
+	if v := l.Victims(2, Host, 1<<40, &seven, nil); len(v) != 1 || v[0].Ref != n+1 {
+		t.Errorf("victims of share 7: %v", v)
+	}
+	if v := l.Victims(2, Host, 0, nil, nil); len(v) != 1 || v[0].Ref != 1 {
+		t.Errorf("victims of all: %v", v)
+	}
+	l.Insert(3, n+1, Attrs{Bytes: 4096}) // its tenant has no guarantee any more
+	if v := l.Victims(2, Host, 0, &seven, nil); v != nil {
+		t.Errorf("victims of share 7, which is empty: %v", v)
 	}
 }
 
@@ -173,7 +204,7 @@ func TestLRUBoundsItsSearch(t *testing.T) {
 		l.Touch(3e6, r)
 	}
 	l.Touch(4e6, 3*lruVictimSteps)
-	if v := l.Victims(5e6, Host, 1<<40, nil); len(v) != 2 || v[0].Ref != 1 || v[1].Ref != 2 {
+	if v := l.Victims(5e6, Host, 1<<40, nil, nil); len(v) != 2 || v[0].Ref != 1 || v[1].Ref != 2 {
 		t.Errorf("%d victims, want the two near the end", len(v))
 	}
 }
@@ -189,7 +220,7 @@ func TestLRUSizes(t *testing.T) {
 	}
 	l.SetEvictable(50, Host, true) // never inserted
 	l.Touch(1, 50)
-	if v := l.Victims(1, Host, 1, nil); v != nil {
+	if v := l.Victims(1, Host, 1, nil, nil); v != nil {
 		t.Errorf("victims that were never inserted: %v", v)
 	}
 	l.Touch(2, 99)
@@ -198,7 +229,7 @@ func TestLRUSizes(t *testing.T) {
 		a    Attrs
 		want Score
 	}{
-		"new": {0, Attrs{}, 3}, "known": {99, Attrs{}, 2}, "not known": {50, Attrs{}, 3},
+		"new": {0, Attrs{}, MaxScore}, "known": {99, Attrs{}, 2}, "not known": {50, Attrs{}, MaxScore},
 		"doomed": {0, Attrs{Doomed: true}, -1}, "known and doomed": {99, Attrs{Doomed: true}, -1},
 	} {
 		if got := l.Worth(3, c.ref, Host, c.a); got != c.want {
@@ -216,7 +247,7 @@ func TestLRUAllocatesNothing(t *testing.T) {
 		l.Insert(float64(r), r, Attrs{Bytes: 4096})
 		l.SetEvictable(r, Host, true)
 		l.Touch(float64(r), r)
-		l.Victims(float64(r), Host, 40960, dst)
+		l.Victims(float64(r), Host, 40960, nil, dst)
 		l.Remove(float64(r), r, false)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)

@@ -16,11 +16,13 @@ import (
 //	'p' | 32 namespace id | 32 provenance id     canonical provenance
 //	't' | token name                             bearer token
 //	'e' | 1 tenant bytes | tenant                highest epoch of the tenant's forgotten namespaces
+//	'q' | tenant                                 quota of a tenant
 const (
 	kindNamespace  = 'n'
 	kindProvenance = 'p'
 	kindToken      = 't'
 	kindEpochs     = 'e'
+	kindTenant     = 'q'
 	recordVersion  = 1
 )
 

@@ -14,7 +14,8 @@ type snapshot struct {
 	spaces   map[page.NamespaceID]*entry
 	tokens   map[[32]byte]TokenRecord // by hash
 	hashes   map[string][32]byte      // of tokens by name
-	newer    chan struct{}            // closed when a newer snapshot is in place
+	tenants  map[string]TenantRecord
+	newer    chan struct{} // closed when a newer snapshot is in place
 }
 
 // entry is a namespace with the provenances that its openers registered.
@@ -26,13 +27,13 @@ type entry struct {
 func newSnapshot() *snapshot {
 	return &snapshot{
 		spaces: make(map[page.NamespaceID]*entry), tokens: make(map[[32]byte]TokenRecord),
-		hashes: make(map[string][32]byte), newer: make(chan struct{}),
+		hashes: make(map[string][32]byte), tenants: make(map[string]TenantRecord), newer: make(chan struct{}),
 	}
 }
 
 // with is s and what records changed; s stays as it is.
 func (s *snapshot) with(records []Record, at Revision) (*snapshot, error) {
-	t := &snapshot{max(s.revision, at), maps.Clone(s.spaces), maps.Clone(s.tokens), maps.Clone(s.hashes), make(chan struct{})}
+	t := &snapshot{max(s.revision, at), maps.Clone(s.spaces), maps.Clone(s.tokens), maps.Clone(s.hashes), maps.Clone(s.tenants), make(chan struct{})}
 	owned := make(map[*entry]bool) // entries that only t has
 	for _, r := range records {
 		if err := t.take(r, owned); err != nil {
@@ -54,6 +55,8 @@ func (s *snapshot) take(r Record, owned map[*entry]bool) error {
 		return s.takeProvenance(r, owned)
 	case kindToken:
 		return s.takeToken(r)
+	case kindTenant:
+		return s.takeTenant(r)
 	case kindEpochs:
 		return nil // only Open's decision needs them, and reads them
 	}
@@ -122,6 +125,19 @@ func (s *snapshot) takeToken(r Record) error {
 		return err
 	}
 	s.tokens[t.Hash], s.hashes[name] = t, t.Hash
+	return nil
+}
+
+func (s *snapshot) takeTenant(r Record) error {
+	if r.Value == nil {
+		delete(s.tenants, string(r.Key[1:]))
+		return nil
+	}
+	t, err := decodeTenant(r)
+	if err != nil {
+		return err
+	}
+	s.tenants[t.Name] = t
 	return nil
 }
 

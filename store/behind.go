@@ -151,7 +151,8 @@ func (w *diskWriter) write(batch []diskWrite) {
 		var to tier.Region
 		if why == reason.None {
 			var err error
-			if to, err = w.s.allocOne(evict.Disk, tier.Class{Bytes: from.Bytes}, tier.Owner{Shard: q.sh.id, Extent: q.t.Into}, total); err != nil {
+			who := seeker{tenant: w.s.tenantOf(q.t.Namespace, q.t.Epoch)}
+			if to, err = w.s.allocOne(evict.Disk, tier.Class{Bytes: from.Bytes}, tier.Owner{Shard: q.sh.id, Extent: q.t.Into}, total, who); err != nil {
 				why = allocReason(err)
 			}
 		}

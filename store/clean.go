@@ -13,13 +13,7 @@ import (
 // moveBatchBytes is how much of a segment is in memory at a time while it is cleaned.
 const moveBatchBytes = 16 << 20
 
-// makeDiskRoom frees space in the disk tier: it cleans a segment where that wins more than it writes, and evicts
-// otherwise, enough that a segment becomes worth it. False: nothing can go.
-func (s *Store) makeDiskRoom(bytes uint64) bool {
-	return s.cleanSegment() || s.reclaimFrom(evict.Disk, max(bytes, uint64(s.disk.d.Usage().Capacity/64)), false) > 0
-}
-
-// cleanSegment empties one segment: what the policy would drop next anyway is dropped, the rest is written anew.
+// cleanSegment empties one segment, where that wins more than it writes: what the policy would drop next anyway is dropped, the rest is written anew.
 func (s *Store) cleanSegment() bool {
 	segment, live := s.disk.d.Compact(nil)
 	if segment == 0 {

@@ -132,10 +132,14 @@ func (s *Store) Status() Status {
 
 func (s *Store) tierStatus(t evict.Tier, d tier.Driver) TierStatus {
 	ts := TierStatus{Tier: t, Usage: d.Usage()}
-	if sh := s.lowest(t); sh != nil {
+	now := s.clock.Now()
+	for _, sh := range s.shards {
 		sh.mu.RLock()
-		ts.WaterLevel, ts.Evictable = sh.core.WaterLevel(s.clock.Now(), t)
+		level, ok := sh.core.WaterLevel(now, t)
 		sh.mu.RUnlock()
+		if ok && (!ts.Evictable || level < ts.WaterLevel) {
+			ts.WaterLevel, ts.Evictable = level, true
+		}
 	}
 	return ts
 }

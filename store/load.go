@@ -74,7 +74,7 @@ func (s *Store) promote(sh *shard, transfers []core.Transfer) {
 			s.step(sh, core.TransferDone{ID: t.ID, Err: reason.Absent})
 			continue
 		}
-		to, err := s.allocOne(evict.Host, s.classOf(t.Namespace, t.Epoch, from.Bytes), tier.Owner{Shard: sh.id, Extent: t.Into}, total)
+		to, err := s.allocOne(evict.Host, s.classOf(t.Namespace, t.Epoch, from.Bytes), tier.Owner{Shard: sh.id, Extent: t.Into}, total, seeker{tenant: s.tenantOf(t.Namespace, t.Epoch)})
 		if err != nil {
 			s.step(sh, core.TransferDone{ID: t.ID, Err: allocReason(err)})
 			continue

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/core"
 	"github.com/quire-kv/quire/store/page"
@@ -132,8 +133,8 @@ func (s *Store) Delete(ctx context.Context, c Caller, runs []core.Run) ([]PageRe
 }
 
 // Touch refreshes recency.
-func (s *Store) Touch(ctx context.Context, c Caller, runs []core.Run) ([]PageResult, reason.Reason, error) {
-	return s.each(ctx, c, runs, func(t core.Ticket) core.Event { return core.Touch{Ticket: t, Runs: runs} })
+func (s *Store) Touch(ctx context.Context, c Caller, runs []core.Run, h evict.Hint) ([]PageResult, reason.Reason, error) {
+	return s.each(ctx, c, runs, func(t core.Ticket) core.Event { return core.Touch{Ticket: t, Runs: runs, Hint: h} })
 }
 
 // Pin keeps pages from eviction within the pin budgets; unpin lets go.

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/kernels"
 	"github.com/quire-kv/quire/reason"
@@ -56,6 +57,7 @@ type BeginRequest struct {
 	TTL         time.Duration
 	Durable     bool
 	WriterGroup [16]byte
+	Hint        evict.Hint // of all pages: advice
 }
 
 // BeginResult is what Begin answers. Token is zero when nothing was granted.
@@ -88,7 +90,7 @@ func (s *Store) Begin(ctx context.Context, c Caller, r BeginRequest) (BeginResul
 	t := s.ticket()
 	reply, err := s.ask(ctx, sh, t, core.Begin{
 		Ticket: t, Principal: c.Principal, Session: c.Session, Run: r.Run, Pages: r.Pages, TTL: r.TTL,
-		Durable: r.Durable, Provenance: c.Provenance, ProvBytes: len(prov), WriterGroup: r.WriterGroup,
+		Durable: r.Durable, Provenance: c.Provenance, ProvBytes: len(prov), WriterGroup: r.WriterGroup, Hint: r.Hint,
 	}, func(r core.Reply) { s.step(sh, core.Abort{Token: r.Token}) })
 	if err != nil || reply.Reason != reason.None {
 		return BeginResult{}, reply.Reason, err

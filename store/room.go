@@ -15,6 +15,16 @@ import (
 // so only other writers that take the room at once can use many.
 const maxRoomRounds = 1 << 12
 
+// seeker is who needs room.
+type seeker struct {
+	tenant uint32
+	judge  bool // what is worth more than worth stays (core.Reclaim)
+	worth  evict.Score
+}
+
+// errNotWorth is a tier that is full of what is worth more.
+var errNotWorth = errors.New("store: all that could go is worth more")
+
 // alloc finds places for the extents of one publication, in order: where room ends, the rest gets none.
 func (s *Store) alloc(sh *shard, a core.Alloc, want core.Ticket) (core.Reply, bool) {
 	var total uint64
@@ -22,8 +32,9 @@ func (s *Store) alloc(sh *shard, a core.Alloc, want core.Ticket) (core.Reply, bo
 		total += uint64(tier.RoundUp(it.Bytes))
 	}
 	done := core.Allocated{ID: a.ID, Places: make([]core.Place, 0, len(a.Items))}
+	who := seeker{a.Tenant, true, a.Worth}
 	for _, it := range a.Items {
-		r, err := s.allocOne(a.Tier, s.classOf(a.Namespace, a.Epoch, it.Bytes), tier.Owner{Shard: sh.id, Extent: it.Extent}, total)
+		r, err := s.allocOne(a.Tier, s.classOf(a.Namespace, a.Epoch, it.Bytes), tier.Owner{Shard: sh.id, Extent: it.Extent}, total, who)
 		if err != nil {
 			done.Err = allocReason(err)
 			break
@@ -35,25 +46,38 @@ func (s *Store) alloc(sh *shard, a core.Alloc, want core.Ticket) (core.Reply, bo
 }
 
 func allocReason(err error) reason.Reason {
-	if errors.Is(err, tier.ErrTooLarge) {
+	switch {
+	case errors.Is(err, tier.ErrTooLarge):
 		return reason.LimitExceeded
+	case errors.Is(err, errNotWorth):
+		return reason.NotWorth
 	}
 	return reason.Busy
 }
 
 // allocOne makes room until the driver has a place or nothing can go. want is what the caller still needs in all,
 // so that one round of eviction serves a batch.
-func (s *Store) allocOne(t evict.Tier, c tier.Class, o tier.Owner, want uint64) (tier.Region, error) {
+func (s *Store) allocOne(t evict.Tier, c tier.Class, o tier.Owner, want uint64, who seeker) (tier.Region, error) {
 	d := s.o.Tiers[t]
 	for round := 0; ; round++ {
 		r, err := d.Alloc(c, o)
 		if !errors.Is(err, tier.ErrFull) || round == maxRoomRounds {
 			return r, err
 		}
-		if !s.makeRoom(t, want) {
+		if made, notWorth := s.makeRoom(t, want, who); notWorth {
+			return r, errNotWorth
+		} else if !made {
 			return r, err
 		}
 	}
+}
+
+// tenantOf is whose pages a namespace's are; 0: it is not known any more.
+func (s *Store) tenantOf(id page.NamespaceID, e page.Epoch) uint32 {
+	if sp := s.spaces.get(id, e); sp != nil {
+		return sp.State.Tenant
+	}
+	return 0
 }
 
 // classOf is what may share memory with an extent: only its namespace's own once a client on this host maps it.
@@ -64,48 +88,75 @@ func (s *Store) classOf(id page.NamespaceID, e page.Epoch, bytes int64) tier.Cla
 	return tier.Class{Bytes: bytes}
 }
 
-// makeRoom evicts about bytes where they are worth least, or empties a slab whose free slots are of another size.
-// False: nothing can go.
-func (s *Store) makeRoom(t evict.Tier, bytes uint64) bool {
+// makeRoom evicts about bytes where they are worth least, or empties a slab or segment: first out of what tenants have
+// beyond their guarantees, then out of what the seeker is guaranteed. made is false when nothing can go; notWorth: what
+// could is worth more.
+func (s *Store) makeRoom(t evict.Tier, bytes uint64, who seeker) (made, notWorth bool) {
 	if t == evict.Disk {
-		return s.makeDiskRoom(bytes)
+		if s.cleanSegment() {
+			return true, false
+		}
+		bytes = max(bytes, uint64(s.disk.d.Usage().Capacity/64)) // enough that a segment becomes worth cleaning
+	} else if s.emptySlab() {
+		return true, false
 	}
-	if s.emptySlab() {
-		return true
+	r := core.Reclaim{Tier: t, Bytes: bytes, Tenant: who.tenant, Judge: who.judge, Worth: who.worth}
+	made, notWorth = s.makeRoomOf(r)
+	if !made && s.ledger.Guarantees(t) > 0 {
+		r.Own = true
+		if own, no := s.makeRoomOf(r); own || no {
+			return own, no
+		}
+		r.Own = false
 	}
-	if s.disk == nil {
-		return s.reclaimFrom(t, bytes, false) > 0
+	if !made && !notWorth && t == evict.Host && s.disk != nil {
+		made = s.reclaimWritten(r, maxRoomWait)
 	}
-	return s.reclaimFrom(t, bytes, true) > 0 || s.reclaimWritten(t, bytes, true, roomWait) ||
-		s.reclaimFrom(t, bytes, false) > 0 || s.reclaimWritten(t, bytes, false, maxRoomWait)
+	return made, notWorth
+}
+
+// makeRoomOf is makeRoom out of one of the two. In memory, what is on disk too goes first, and write-behind may make a
+// little more of that.
+func (s *Store) makeRoomOf(r core.Reclaim) (made, notWorth bool) {
+	if _, notWorth := s.lowest(r); notWorth {
+		return false, true
+	}
+	if r.Tier == evict.Host && s.disk != nil {
+		clean := r
+		clean.Clean = true
+		if s.reclaimFrom(clean) > 0 || s.reclaimWritten(clean, roomWait) {
+			return true, false
+		}
+	}
+	return s.reclaimFrom(r) > 0, false
 }
 
 // reclaimWritten waits for write-behind while there is any: what it is at may not go before, and what it has done can
 // go without a loss.
-func (s *Store) reclaimWritten(t evict.Tier, bytes uint64, clean bool, most time.Duration) bool {
+func (s *Store) reclaimWritten(r core.Reclaim, most time.Duration) bool {
 	limit, cancel := timeout(s.clock, most)
 	defer cancel()
 	for s.disk.moved(limit) {
-		if s.reclaimFrom(t, bytes, clean) > 0 {
+		if s.reclaimFrom(r) > 0 {
 			return true
 		}
 	}
-	return s.reclaimFrom(t, bytes, clean) > 0 // of what was written between the last look and this
+	return s.reclaimFrom(r) > 0 // of what was written between the last look and this
 }
 
-// reclaimFrom asks the shard with the lowest water level, then the next, for bytes; it answers what was freed. clean
-// drops only what a lower tier has too.
-func (s *Store) reclaimFrom(t evict.Tier, bytes uint64, clean bool) uint64 {
-	var freed uint64
+// reclaimFrom asks the shard with the lowest water level, then the next, for bytes; it answers what was freed.
+func (s *Store) reclaimFrom(r core.Reclaim) (freed uint64) {
+	bytes := r.Bytes
 	ask := func(sh *shard) bool {
-		s.stepFor(sh, core.Reclaim{Tier: t, Bytes: bytes - freed, Clean: clean}, 0, func(e core.Effect) {
-			if r, ok := e.(core.Reclaimed); ok {
-				freed += r.Bytes
+		r.Bytes = bytes - freed
+		s.stepFor(sh, r, 0, func(e core.Effect) {
+			if got, ok := e.(core.Reclaimed); ok {
+				freed += got.Bytes
 			}
 		})
 		return freed >= bytes
 	}
-	if clean { // the lowest may have nothing clean
+	if r.Clean { // the lowest may have nothing clean
 		for _, sh := range s.shards {
 			if ask(sh) {
 				break
@@ -114,7 +165,7 @@ func (s *Store) reclaimFrom(t evict.Tier, bytes uint64, clean bool) uint64 {
 		return freed
 	}
 	for range s.shards {
-		sh := s.lowest(t)
+		sh, _ := s.lowest(r)
 		if sh == nil || ask(sh) {
 			break
 		}
@@ -122,20 +173,23 @@ func (s *Store) reclaimFrom(t evict.Tier, bytes uint64, clean bool) uint64 {
 	return freed
 }
 
-// lowest is the shard whose next victim is worth least; nil when nothing is evictable anywhere.
-func (s *Store) lowest(t evict.Tier) *shard {
-	var best *shard
+// lowest is the shard whose next victim for r is worth least; nil when nothing may go anywhere, or (notWorth) that is
+// worth more than r may take.
+func (s *Store) lowest(r core.Reclaim) (best *shard, notWorth bool) {
 	var level evict.Score
 	now := s.clock.Now()
 	for _, sh := range s.shards {
 		sh.mu.RLock()
-		l, ok := sh.core.WaterLevel(now, t)
+		l, ok := sh.core.NextVictim(now, r)
 		sh.mu.RUnlock()
 		if ok && (best == nil || l < level) {
 			best, level = sh, l
 		}
 	}
-	return best
+	if best != nil && level > s.ledger.MayTake(r) {
+		return nil, true
+	}
+	return best, false
 }
 
 // emptySlab moves what lives in a sparse slab to free slots of the same size, so that its memory serves another.

@@ -52,7 +52,7 @@ Exit codes: 0 done, 1 failure, 2 wrong use, 3 not found, 4 mismatch or precondit
 	cobra.EnableCommandSorting = false
 	a.globalFlags(root.PersistentFlags())
 	root.AddCommand(
-		a.serveCommand(), a.nsCommand(), a.modelCommand(), a.pageCommand(), a.leaseCommand(), a.tokenCommand(), a.tlsCommand(),
+		a.serveCommand(), a.nsCommand(), a.modelCommand(), a.pageCommand(), a.leaseCommand(), a.tokenCommand(), a.tenantCommand(), a.tlsCommand(),
 		a.statusCommand(), a.scrubCommand(), a.doctorCommand(), a.versionCommand(),
 	)
 	root.AddCommand(laterCommands(a)...)

@@ -219,6 +219,11 @@ func registrySurvivesReopen(t *testing.T, b Backend) {
 		check(err)
 		name := fmt.Sprint("token", life)
 		check(r.PutToken(background(), operator, namespace.TokenRecord{Name: name, Hash: [32]byte{1, byte(life)}, By: operator}))
+		tenant, err := r.SetTenant(background(), operator, name, namespace.TierBytes{Memory: 100}, func(q namespace.TenantQuota) namespace.TenantQuota {
+			q.GuaranteeBytes = 7
+			return q
+		})
+		check(err)
 		before, _ := r.Access(operator, id, namespace.RightRead)
 		b = b.Reopen(t)
 		check(r.Close())
@@ -230,6 +235,9 @@ func registrySurvivesReopen(t *testing.T, b Backend) {
 		}
 		if c, ok := r.Provenance(id, opened.Provenance); !ok || string(c) != string(opened.Canonical) {
 			t.Error("the provenance is gone")
+		}
+		if got := r.Tenants(); len(got) != life+1 || got[life] != tenant {
+			t.Errorf("tenants %+v after reopening, want %+v as the last", got, tenant)
 		}
 		if got, ok := r.TokenByHash([32]byte{1, byte(life)}); !ok || got.Name != name {
 			t.Error("the token is gone")

@@ -86,14 +86,14 @@ func (s *Shard) makeRoom(b *batch) {
 			guarded = append(guarded, s.index.find(fingerprintOf(pg.Parent.Bytes(), s.o.FingerprintKey), b.family))
 		}
 	}
-	s.roomFor(absent, n, guarded)
+	s.roomFor(b.ep.state.Tenant, absent, n, guarded)
 }
 
-// roomFor evicts what is worth least in any tier until there are so many records, or nothing is evictable but the
-// guarded pages.
-func (s *Shard) roomFor(pages, extents uint64, guarded []uint32) {
+// roomFor evicts what is worth least in any tier, for a tenant, until there are so many records, or nothing may go but
+// the guarded pages.
+func (s *Shard) roomFor(tenant uint32, pages, extents uint64, guarded []uint32) {
 	s.guard(guarded, true)
-	for !s.o.Ledger.room(pages, extents) && s.evictLeast() > 0 {
+	for !s.o.Ledger.room(pages, extents) && s.evictLeast(tenant) > 0 {
 	}
 	s.guard(guarded, false)
 }
@@ -249,7 +249,7 @@ func (s *Shard) grant(b *batch, i int, rects []page.View, parent parentOf) Resul
 		x := uint32(0)
 		if lineage == 0 {
 			why = reason.LimitExceeded
-		} else if x = s.newExtent(slot, v, s.o.Tier, uint32(page.RegionBytes(v, b.f.geo.CellBytes, b.ev.ProvBytes)), lineage); x == 0 {
+		} else if x, why = s.newExtent(slot, v, s.o.Tier, uint32(page.RegionBytes(v, b.f.geo.CellBytes, b.ev.ProvBytes)), lineage, true); x == 0 {
 			b.ep.lineages.release(lineage)
 		}
 		if x == 0 {

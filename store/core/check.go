@@ -30,8 +30,10 @@ type checker struct {
 	users    map[uint32]uint16 // by extent
 	landing  map[uint32]bool   // extents that a transfer will own
 	tiers    [evict.NumTiers]uint64
-	held     map[uint32]uint32 // by slot: pins
-	listed   uint32            // extents found in pages
+	bytes    tierBytes              // of listed extents
+	in       [evict.NumTiers]uint64 // pages with such
+	held     map[uint32]uint32      // by slot: pins
+	listed   uint32                 // extents found in pages
 	detached uint32
 	openOnly uint64
 }
@@ -132,6 +134,11 @@ func (c *checker) checkPage(i uint32, p *pageRecord) error {
 	if p.children != c.children[i] || p.live != c.live[i] || p.near != c.near[i] {
 		return fmt.Errorf("children %d live %d near %d, counted %d %d %d", p.children, p.live, p.near, c.children[i], c.live[i], c.near[i])
 	}
+	for tier := range evict.NumTiers {
+		if t.near&nearIn(tier) != 0 {
+			c.in[tier]++
+		}
+	}
 	if p.flags&flagNear != t.near || p.has(flagGuarded|flagSettled) || p.has(flagQueued) && t.committed == 0 {
 		return fmt.Errorf("near %b, or a flag is left", t.near)
 	}
@@ -216,6 +223,7 @@ func (c *checker) checkList(i uint32, p *pageRecord, f *family, n *epoch) error 
 			c.tiers[x.tier()]++
 		}
 		c.account(n, x)
+		c.bytes[x.tier()] += x.held()
 		c.lineage(f.ep, x.lineage)
 	}
 	return nil
@@ -437,6 +445,9 @@ func (c *checker) checkEpochs() error {
 			return fmt.Errorf("%v: %d extents, counted %d", evict.Tier(t), c.s.totals.Tiers[t].Extents, c.tiers[t])
 		}
 	}
+	if c.s.live != c.bytes || c.s.near != c.in {
+		return fmt.Errorf("%d bytes of %d pages are live, counted %d of %d", c.s.live, c.s.near, c.bytes, c.in)
+	}
 	if t := c.s.totals; t.Pages != pages || t.Extents != extents || c.s.openOnly != c.openOnly {
 		return fmt.Errorf("totals: pages %d extents %d open %d, counted %d %d %d", t.Pages, t.Extents, c.s.openOnly, pages, extents, c.openOnly)
 	}
@@ -495,10 +506,24 @@ func (x *index) check(s *Shard) error {
 // recountInto adds to l what this shard should have taken from its ledger.
 func (s *Shard) recountInto(l *Ledger) {
 	l.takeRecords(uint64(s.pages.used), uint64(s.extents.used))
-	for _, n := range s.pins {
-		l.takePin(n.payer, n.bytes)
+	for _, ep := range s.epochs.order {
+		l.account(ep.state.Tenant)
+	}
+	for i := uint32(1); i <= s.extents.top; i++ {
+		if x := s.extents.At(i); x.state() != extentFree {
+			ep := (*epoch)(nil)
+			if x.listed() {
+				ep = s.epochOf(x.owner)
+			} else {
+				ep = s.families.at(x.owner).ep
+			}
+			l.takeBytes(l.tenants.of(ep.state.Tenant), x.tier(), x.held(), x.listed(), !x.spare(), false)
+		}
+	}
+	for slot, n := range s.pins {
+		l.takePin(n.payer, l.tenants.of(s.epochOf(slot).state.Tenant), n.bytes)
 	}
 	for _, g := range s.gone {
-		l.takePin(g.payer, g.bytes)
+		l.takePin(g.payer, l.tenants.of(s.families.at(g.key.family).ep.state.Tenant), g.bytes)
 	}
 }

@@ -117,6 +117,7 @@ func (s *Shard) commitGrants(pub *publication, i int) Result {
 	pub.openNow--
 	s.totals.CommittedPages++
 	s.settle(pp.slot)
+	s.advise(pp.slot, pub.hint)
 	if !p.has(flagComplete) {
 		s.watchIncomplete(pp.slot)
 	}

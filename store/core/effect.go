@@ -36,6 +36,8 @@ type (
 		Namespace page.NamespaceID
 		Epoch     page.Epoch
 		Items     []AllocItem // valid until Allocated
+		Tenant    uint32      // who needs the room
+		Worth     evict.Score // of the best page of the run: it takes the place only of what scores no more
 	}
 	// AllocItem is one open extent that needs a place.
 	AllocItem struct {
@@ -79,8 +81,12 @@ type (
 	MoveRefused struct{ Extent uint32 }
 	// Free gives a place back; never issued while something reads it.
 	Free struct{ Place Place }
-	// Reclaimed ends a Reclaim: bytes that its Free effects give back, at once or when readers are done.
-	Reclaimed struct{ Bytes uint64 }
+	// Reclaimed ends a Reclaim: bytes that its Free effects give back, at once or when readers are done. NotWorth: there
+	// was more, and it is worth more than was asked for.
+	Reclaimed struct {
+		Bytes    uint64
+		NotWorth bool
+	}
 	// Announce feeds WatchPages and, in a cluster, the directory: of each copy, Place says in which tier. For a removal,
 	// Place still holds the header. What Restore files is not announced.
 	Announce struct {

@@ -70,9 +70,10 @@ type (
 		Pages       []BeginPage // aligned with Run
 		TTL         time.Duration
 		Durable     bool
-		Provenance  uint16   // the writer's, interned node-wide by the runtime
-		ProvBytes   int      // length of its canonical form: headers carry it
-		WriterGroup [16]byte // strict namespaces: equal on all ranks of one instance
+		Hint        evict.Hint // of all pages
+		Provenance  uint16     // the writer's, interned node-wide by the runtime
+		ProvBytes   int        // length of its canonical form: headers carry it
+		WriterGroup [16]byte   // strict namespaces: equal on all ranks of one instance
 	}
 	// BeginPage is one page of a Begin. The zero View is the whole page.
 	BeginPage struct {
@@ -153,6 +154,7 @@ type (
 	Touch struct {
 		Ticket Ticket
 		Runs   []Run
+		Hint   evict.Hint // of all pages
 	}
 	// Pin keeps pages from eviction until unpinned, within the pin budgets.
 	Pin struct {
@@ -168,17 +170,25 @@ type (
 	// Tick lets time act: lease ends, incomplete pages, expiry sweep, background reclaim. Bounded work; when more
 	// is left it asks for a Wake at once.
 	Tick struct{}
-	// Allocated answers Alloc. Places is a prefix of its Items: the rest had no room (Err Busy) or the tier failed.
+	// Allocated answers Alloc. Places is a prefix of its Items: the rest had no room (Err Busy), or none that it is worth
+	// (NotWorth), or the tier failed.
 	Allocated struct {
 		ID     uint64
 		Places []Place
 		Err    reason.Reason
 	}
-	// Reclaim asks for at least Bytes of tier space; answered by Free effects and one Reclaimed, in this Step.
+	// Reclaim asks for at least Bytes of tier space; answered by Free effects and one Reclaimed, in this Step. Doomed pages
+	// go first, then what tenants have beyond their guarantees. What is within one goes only for a tenant that is within
+	// its own: first (Own false) nothing of it, then (Own true) what Ledger.among says.
 	Reclaim struct {
-		Tier  evict.Tier
-		Bytes uint64
-		Clean bool // only copies of what is also in a lower tier: nothing is lost
+		Tier   evict.Tier
+		Bytes  uint64
+		Clean  bool   // only copies of what is also in a lower tier: nothing is lost
+		Tenant uint32 // who needs the room; 0: nobody in particular
+		Own    bool
+		// Judge: only what scores no more than Worth, unless Tenant claims what it is guaranteed.
+		Judge bool
+		Worth evict.Score
 	}
 	// Move asks to move an extent out of a slab or segment that is being emptied; answered by Transfer, by the Free of
 	// its place when the copy is evicted instead, or by MoveRefused when it is open, in use or gone.
@@ -233,6 +243,9 @@ type (
 		To  Place
 		Err reason.Reason
 	}
+	// TenantsChanged says that guarantees of tenants were set in the Ledger: pages move to other leaf sets in the next
+	// sweep.
+	TenantsChanged struct{}
 	// NamespaceChanged sets or replaces what the shard knows of a namespace's epoch.
 	NamespaceChanged struct{ Namespace NamespaceState }
 	// CorruptFound drops one copy that failed the node's own verification: absent from then on, unless there is another.
@@ -252,7 +265,7 @@ type NamespaceState struct {
 	ID        page.NamespaceID
 	Epoch     page.Epoch
 	Life      Life
-	Tenant    uint32                    // interned by the runtime
+	Tenant    uint32                    // interned by the runtime; the same in all states of an ID
 	Groups    map[page.GroupID]Geometry // looked up, never ranged over
 	Accepts   []uint64                  // bit per interned provenance: what is accepted now
 	Strict    bool
@@ -317,5 +330,6 @@ func (WriteBehind) event()      {}
 func (Restore) event()          {}
 func (Settle) event()           {}
 func (NamespaceChanged) event() {}
+func (TenantsChanged) event()   {}
 func (CorruptFound) event()     {}
 func (TierState) event()        {}

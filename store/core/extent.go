@@ -6,21 +6,27 @@ import (
 	"github.com/quire-kv/quire/store/page"
 )
 
-// newExtent lists an open extent of view v on the page at slot and charges its bytes; it takes over the reference to
-// lineage. 0 when there is no record for it.
-func (s *Shard) newExtent(slot uint32, v page.View, t evict.Tier, bytes uint32, lineage uint16) uint32 {
+// newExtent lists an open extent of view v on the page at slot and charges its bytes, within the tenant's quota if
+// bounded; it takes over the reference to lineage. 0 when there is no record for it (Busy), or no quota.
+func (s *Shard) newExtent(slot uint32, v page.View, t evict.Tier, bytes uint32, lineage uint16, bounded bool) (uint32, reason.Reason) {
+	ep := s.epochOf(slot)
+	if !s.o.Ledger.takeBytes(ep.account, t, roundUp(uint64(bytes)), true, true, bounded) {
+		return 0, reason.QuotaExceeded
+	}
 	i := s.takeExtent()
 	if i == 0 {
-		return 0
+		s.o.Ledger.endLive(ep.account, t, roundUp(uint64(bytes)))
+		s.o.Ledger.giveBytes(ep.account, t, roundUp(uint64(bytes)), true)
+		return 0, reason.Busy
 	}
 	x := s.extents.At(i)
 	*x = extentRecord{owner: slot, view: v, bytes: bytes, lineage: lineage, where: uint32(t)}
 	x.setState(extentOpen)
 	s.list(i)
-	ep := s.epochOf(slot)
 	ep.bytes[t] += x.held()
 	ep.charged += x.held()
-	return i
+	s.live[t] += x.held()
+	return i, reason.None
 }
 
 // takeExtent takes a record, within the bounds of the node.
@@ -113,6 +119,8 @@ func (s *Shard) detach(i uint32, to extentState) {
 	}
 	family := s.pages.At(x.owner).family
 	s.unlist(i)
+	s.o.Ledger.endLive(s.families.at(family).ep.account, x.tier(), x.held())
+	s.live[x.tier()] -= x.held()
 	s.families.retain(family)
 	x.owner = family
 	x.setState(to)
@@ -154,6 +162,7 @@ func (s *Shard) freeIfUnused(i uint32) {
 	if !x.spare() {
 		ep.charged -= x.held()
 	}
+	s.o.Ledger.giveBytes(ep.account, x.tier(), x.held(), !x.spare())
 	ep.lineages.release(x.lineage)
 	s.families.release(x.owner)
 	*x = extentRecord{next: s.extents.free}

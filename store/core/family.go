@@ -14,6 +14,7 @@ type epochKey struct {
 // epoch is what the shard keeps of one life of a namespace: the state it was told, and counts.
 type epoch struct {
 	state    NamespaceState
+	account  *account // of its tenant
 	lineages lineageTable
 	groups   map[[16]byte]int // live publications by writer group; strict namespaces only
 
@@ -31,12 +32,13 @@ type epochs struct {
 	byKey  map[epochKey]*epoch
 	order  []*epoch // of first sight
 	latest map[page.NamespaceID]page.Epoch
+	ledger *Ledger
 }
 
 const maxRetired = 1024
 
-func newEpochs() epochs {
-	return epochs{byKey: map[epochKey]*epoch{}, latest: map[page.NamespaceID]page.Epoch{}}
+func newEpochs(l *Ledger) epochs {
+	return epochs{byKey: map[epochKey]*epoch{}, latest: map[page.NamespaceID]page.Epoch{}, ledger: l}
 }
 
 // open finds the epoch, or says why nothing of it may be served: Absent (never heard of), Retired, or StaleEpoch when
@@ -55,7 +57,7 @@ func (e *epochs) open(id page.NamespaceID, n page.Epoch) (*epoch, reason.Reason)
 }
 
 func (e *epochs) add(st NamespaceState) *epoch {
-	ep := &epoch{groups: map[[16]byte]int{}}
+	ep := &epoch{groups: map[[16]byte]int{}, account: e.ledger.account(st.Tenant)}
 	e.byKey[epochKey{st.ID, st.Epoch}] = ep
 	e.order = append(e.order, ep)
 	e.latest[st.ID] = max(e.latest[st.ID], st.Epoch)
@@ -75,6 +77,7 @@ func (e *epochs) forget() {
 		if empty > maxRetired && ep.forgettable() {
 			empty--
 			delete(e.byKey, epochKey{ep.state.ID, ep.state.Epoch})
+			e.ledger.giveAccount(ep.state.Tenant, ep.account)
 			if e.latest[ep.state.ID] == ep.state.Epoch {
 				delete(e.latest, ep.state.ID)
 			}

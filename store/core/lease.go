@@ -208,7 +208,7 @@ func (s *Shard) addPin(slot uint32, by payer) bool {
 		return true
 	}
 	n := pin{leases: 1, payer: by, bytes: s.pageBytes(p)}
-	if !s.o.Ledger.takePin(n.payer, n.bytes) {
+	if !s.o.Ledger.takePin(n.payer, s.epochOf(slot).account, n.bytes) {
 		return false
 	}
 	s.pins[slot] = n
@@ -277,7 +277,7 @@ func (s *Shard) dropPin(family uint32, ref PageRef) {
 
 func (s *Shard) uncharge(ep *epoch, n *pin) {
 	ep.pinned -= n.bytes.sum()
-	s.o.Ledger.givePin(n.payer, n.bytes)
+	s.o.Ledger.givePin(n.payer, ep.account, n.bytes)
 }
 
 // moveToGone takes the pin off a page whose life ends, into a goneSet that will take its extents.

@@ -21,6 +21,7 @@ type Ledger struct {
 	pins       tierBytes
 	principals map[Principal]tierBytes
 	sessions   map[Session]tierBytes
+	tenants    tenantBook
 }
 
 // Limits of a Ledger; 0 is no limit.
@@ -49,7 +50,7 @@ func NewLedger(l Limits) *Ledger {
 			*d.share = d.def
 		}
 	}
-	return &Ledger{limits: l, principals: map[Principal]tierBytes{}, sessions: map[Session]tierBytes{}}
+	return &Ledger{limits: l, principals: map[Principal]tierBytes{}, sessions: map[Session]tierBytes{}, tenants: newTenantBook()}
 }
 
 // next is a number never given before.
@@ -84,10 +85,14 @@ func (l *Ledger) giveRecords(pages, extents uint64) {
 	l.pages, l.extents = l.pages-pages, l.extents-extents
 }
 
-// takePin charges b to p within the shares of tier, principal and session, all or nothing.
-func (l *Ledger) takePin(p payer, b tierBytes) bool {
+// takePin charges b, of pages of a, to p within the shares of tier, principal and session, and beside the guarantees
+// of other tenants, all or nothing.
+func (l *Ledger) takePin(p payer, a *account, b tierBytes) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if !l.fitsPins(a, b) {
+		return false
+	}
 	principal, session := l.principals[p.principal], l.sessions[p.session]
 	for t := range b {
 		if b[t] == 0 || l.limits.Capacity[t] == 0 {
@@ -100,17 +105,18 @@ func (l *Ledger) takePin(p payer, b tierBytes) bool {
 			return false
 		}
 	}
-	l.charge(p, b, func(x, y uint64) uint64 { return x + y })
+	l.charge(p, a, b, func(x, y uint64) uint64 { return x + y })
 	return true
 }
 
-func (l *Ledger) givePin(p payer, b tierBytes) {
+func (l *Ledger) givePin(p payer, a *account, b tierBytes) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.charge(p, b, func(x, y uint64) uint64 { return x - y })
+	l.charge(p, a, b, func(x, y uint64) uint64 { return x - y })
 }
 
-func (l *Ledger) charge(p payer, b tierBytes, op func(x, y uint64) uint64) {
+func (l *Ledger) charge(p payer, a *account, b tierBytes, op func(x, y uint64) uint64) {
+	l.tenants.pin(a, b, op)
 	l.pins = l.pins.apply(b, op)
 	setOrDrop(l.principals, p.principal, l.principals[p.principal].apply(b, op))
 	if p.session != 0 {
@@ -149,6 +155,9 @@ func (l *Ledger) Check(shards ...*Shard) error {
 	if len(l.principals) != len(want.principals) || len(l.sessions) != len(want.sessions) {
 		return fmt.Errorf("ledger: %d principals and %d sessions are charged, shards say %d and %d",
 			len(l.principals), len(l.sessions), len(want.principals), len(want.sessions))
+	}
+	if err := l.tenants.check(&want.tenants); err != nil {
+		return fmt.Errorf("ledger: %w", err)
 	}
 	for p, b := range want.principals { // order does not matter: any difference is an error
 		if l.principals[p] != b {

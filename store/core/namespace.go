@@ -9,7 +9,7 @@ func (s *Shard) namespaceChanged(ev *NamespaceChanged) {
 	if ep == nil {
 		ep = s.epochs.add(st)
 	} else {
-		st.Life = max(st.Life, ep.state.Life)
+		st.Life, st.Tenant = max(st.Life, ep.state.Life), ep.state.Tenant
 	}
 	was := ep.state.Life
 	st.Accepts = slices.Clone(st.Accepts)

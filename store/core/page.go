@@ -136,6 +136,7 @@ func (s *Shard) settle(i uint32) {
 		delete(s.groups, i)
 	}
 	s.settleParent(p, &before)
+	s.settleNear(p.flags, before.flags)
 	s.settleOrphan(p, &f.geo)
 	if (before.flags^p.flags)&(flagAbsent|flagOrphan) != 0 && p.live > 0 && !s.restoring {
 		s.sweep.request() // the children find out as it walks them
@@ -153,6 +154,15 @@ func (s *Shard) settle(i uint32) {
 func (s *Shard) settleParent(p, before *pageRecord) {
 	if (p.flags^before.flags)&(flagHeld|flagNear) != 0 && p.parent != 0 {
 		s.countChild(p.parent, before.flags, p.flags)
+	}
+}
+
+// settleNear counts the page in the tiers where it has extents.
+func (s *Shard) settleNear(now, before pageFlags) {
+	for t := firstNear; t < evict.NumTiers; t++ {
+		if in := now & nearIn(t); in != before&nearIn(t) {
+			step(&s.near[t], in != 0)
+		}
 	}
 }
 
@@ -188,6 +198,19 @@ func (s *Shard) settlePolicy(i uint32, p *pageRecord, f *family, t *tally, befor
 	}
 	s.o.Policy.Insert(seconds(s.now), ref, s.attrs(p, f, t))
 	s.settleEvictable(i, p, t)
+}
+
+// advise passes on what a client says of a page that is committed.
+func (s *Shard) advise(i uint32, h evict.Hint) {
+	p := s.pages.At(i)
+	if h == (evict.Hint{}) || !p.has(flagCommitted) {
+		return
+	}
+	f := s.families.at(p.family)
+	t := s.tally(p, f.ep)
+	a := s.attrs(p, f, &t)
+	a.Hint = h
+	s.o.Policy.Insert(seconds(s.now), evict.Ref(i), a)
 }
 
 // reconsider is settle where only the children or the pins of a page changed.
@@ -229,7 +252,7 @@ func (s *Shard) evictable(i uint32, p *pageRecord, t *tally) tierSet {
 func (s *Shard) attrs(p *pageRecord, f *family, t *tally) evict.Attrs {
 	a := evict.Attrs{
 		Bytes: t.bytes, Declared: float64(p.declared), Tokens: f.geo.Tokens, Depth: p.depth,
-		Tenant: f.ep.state.Tenant, Parent: evict.Ref(p.parent), KeyTag: p.fp.hi,
+		Tenant: f.ep.state.Tenant, Share: evict.Share(f.ep.account.share.Load()), Parent: evict.Ref(p.parent), KeyTag: p.fp.hi,
 		Doomed: p.has(flagOrphan) || t.hidden || p.expired(s.wall) || p.has(flagGivenUp) && !p.has(flagComplete),
 	}
 	if f.geo.FLOPs != nil {

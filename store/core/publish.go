@@ -1,6 +1,9 @@
 package core
 
 import (
+	"slices"
+
+	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/reason"
 )
@@ -17,6 +20,7 @@ type publication struct {
 	family  uint32
 	group   [16]byte
 	prov    uint16
+	hint    evict.Hint
 	pages   []pubPage
 	openNow int         // pages that are granted and neither committed nor given up
 	allocID uint64      // not 0: asking for places
@@ -45,7 +49,7 @@ func (s *Shard) newPublication(b *batch) *publication {
 	ev := b.ev
 	pub := &publication{
 		token:  Token{Boot: s.o.Boot, Seq: s.o.Ledger.next()},
-		ticket: ev.Ticket, family: b.family, group: ev.WriterGroup, prov: ev.Provenance,
+		ticket: ev.Ticket, family: b.family, group: ev.WriterGroup, prov: ev.Provenance, hint: ev.Hint,
 		pages: make([]pubPage, len(ev.Pages)), results: make([]Result, 0, len(ev.Pages)),
 	}
 	pub.tenure = tenure{
@@ -59,7 +63,9 @@ func (s *Shard) replyPublish(r Reply) {
 	for i := range r.Results {
 		switch r.Results[i].Outcome {
 		case Refused:
-			if why := int(r.Results[i].Reason); why < len(s.totals.RefusedPages) { // a tier may say anything
+			if why := int(r.Results[i].Reason); r.Results[i].Reason == reason.NotWorth {
+				s.totals.NotWorth++
+			} else if why < len(s.totals.RefusedPages) { // a tier may say anything
 				s.totals.RefusedPages[why]++
 			}
 		case Granted:
@@ -94,7 +100,7 @@ func (s *Shard) askForPlaces(pub *publication) {
 	pub.allocID = s.nextID
 	s.allocs[pub.allocID] = pub
 	st := &pub.ep.state
-	s.emit(Alloc{ID: pub.allocID, Tier: s.o.Tier, Namespace: st.ID, Epoch: st.Epoch, Items: pub.items})
+	s.emit(Alloc{ID: pub.allocID, Tier: s.o.Tier, Namespace: st.ID, Epoch: st.Epoch, Items: pub.items, Tenant: st.Tenant, Worth: s.worthOf(pub)})
 }
 
 // allocated gives the places to the grants in order. A page that did not get all of its places, and every granted page
@@ -113,7 +119,8 @@ func (s *Shard) allocated(ev *Allocated) {
 	if why == reason.None {
 		why = reason.Busy
 	}
-	places, short := ev.Places, false
+	places, short, from := ev.Places, false, 0
+	s.passed = s.passed[:0]
 	for i := range pub.pages {
 		pp := &pub.pages[i]
 		mine := places[:min(pp.items, len(places))]
@@ -124,11 +131,21 @@ func (s *Shard) allocated(ev *Allocated) {
 		for _, p := range mine {
 			s.emit(Free{p})
 		}
-		if pp.outcome == Granted {
-			short = true
+		if pp.outcome == Granted && !short {
+			short, from = true, i
+		}
+		if pp.outcome == Granted && why == reason.NotWorth {
+			s.pass(pub, i)
+		}
+	}
+	for i := range slices.Backward(pub.pages) { // children first: no page stands on nothing meanwhile
+		if short && i >= from && pub.pages[i].outcome == Granted {
 			s.giveUpPage(pub, i)
 			pub.results[i] = Result{Outcome: Refused, Reason: why}
 		}
+	}
+	if len(s.passed) > 0 {
+		s.o.Policy.Pass(seconds(s.now), s.passed)
 	}
 	s.startPublication(pub)
 }
@@ -199,7 +216,7 @@ func (s *Shard) endPublication(pub *publication) {
 		}
 		s.replyPublish(Reply{Ticket: pub.ticket, Reason: why, Results: pub.results})
 		pub.results = nil
-		for i := range pub.pages {
+		for i := range slices.Backward(pub.pages) {
 			if pub.pages[i].outcome == Granted {
 				s.giveUpPage(pub, i)
 			}
@@ -229,7 +246,7 @@ func (s *Shard) revoke(pub *publication, pages []uint32) {
 		return
 	}
 	s.emit(Revoke{Token: pub.token, Pages: append([]uint32(nil), s.revoked...)})
-	for _, i := range s.revoked {
+	for _, i := range slices.Backward(s.revoked) { // children first: no page stands on nothing meanwhile
 		if pub.pages[i].outcome == Granted { // may be named twice
 			s.giveUpPage(pub, int(i))
 		}

@@ -60,7 +60,7 @@ func (r *restorer) one(e *RestoredExtent) uint32 {
 	}
 	x := uint32(0)
 	if fits && slot != 0 {
-		x = s.newExtent(slot, v, e.Place.Tier, uint32(e.Place.Bytes), lineage)
+		x, _ = s.newExtent(slot, v, e.Place.Tier, uint32(e.Place.Bytes), lineage, false)
 	}
 	if x == 0 {
 		r.ep.lineages.release(lineage)

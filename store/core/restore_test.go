@@ -271,7 +271,7 @@ func (f *fakeTier) renewed() *fakeTier {
 func (w *world) reboot(ledger *Ledger, memory, disk *fakeTier, kept []RestoredExtent, namespaces ...NamespaceState) {
 	w.t.Helper()
 	o := w.s.o
-	o.Ledger, o.Policy = ledger, evict.NewLRU(1<<12)
+	o.Ledger, o.Policy = ledger, witnessOf(w.t, evict.NewLRU(1<<12))
 	o.Boot[1]++
 	for _, ep := range w.s.epochs.order {
 		namespaces = append(namespaces, ep.state)

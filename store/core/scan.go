@@ -8,10 +8,12 @@ import (
 	"github.com/quire-kv/quire/reason"
 )
 
-// VictimLevel is the highest score among the pages that would go if tier t needed bytes; 0 when nothing is evictable.
+// VictimLevel is the highest score among the pages that would go if tier t needed bytes and no guarantee were touched; 0
+// when nothing is evictable.
 func (s *Shard) VictimLevel(now clock.Instant, t evict.Tier, bytes uint64) evict.Score {
 	var some [64]evict.Victim
-	v := s.o.Policy.Victims(seconds(now), t, bytes, some[:0])
+	among, _ := s.o.Ledger.among(0, t, false)
+	v := s.o.Policy.Victims(seconds(now), t, bytes, &among, some[:0])
 	runtime.KeepAlive(s)
 	if len(v) == 0 {
 		return 0

@@ -89,6 +89,11 @@ type Shard struct {
 	sweep      sweeper
 	readOnly   [evict.NumTiers]bool
 
+	live    tierBytes              // of extents in their pages, of any state
+	near    [evict.NumTiers]uint64 // pages with such an extent in the tier; Host and Disk only
+	told    [evict.NumTiers]holding
+	evicted [evict.NumTiers]bool // once
+
 	nextID   uint64 // of Alloc and Transfer
 	nextSeq  uint64 // of Announce
 	totals   Totals // counters, without what Totals computes
@@ -108,6 +113,9 @@ type Shard struct {
 	slots   []uint32
 	members []uint16
 	victims []evict.Victim
+	among   evict.Shares
+	passed  []evict.Attrs // a run for Policy.Pass
+	passing evict.Ref     // its last page
 	revoked []uint32
 	listed  []uint32 // copies of a page
 	owned   []uint32 // likewise, where others are listed meanwhile
@@ -120,7 +128,7 @@ type Shard struct {
 func New(o Options) *Shard {
 	o.fill()
 	s := &Shard{
-		o: o, epochs: newEpochs(), families: newFamilies(),
+		o: o, epochs: newEpochs(o.Ledger), families: newFamilies(),
 		leases: map[LeaseID]*lease{}, pubs: map[Token]*publication{}, allocs: map[uint64]*publication{},
 		open: map[uint32][]openPage{}, groups: map[uint32][16]byte{}, pins: map[uint32]pin{},
 		gone: map[PageRef]*goneSet{}, goneOf: map[uint32]*goneSet{}, reads: map[Ticket][]uint32{},
@@ -181,6 +189,7 @@ func (s *Shard) Step(now clock.Instant, wall clock.Wall, ev Event, out []Effect)
 	s.now, s.wall, s.out = now, wall, out
 	s.expireTenures()
 	s.apply(ev)
+	s.resize()
 	s.wake()
 	out, s.out = s.out, nil
 	runtime.KeepAlive(s)
@@ -235,6 +244,8 @@ func (s *Shard) apply(ev Event) {
 		s.restore(&ev)
 	case Settle:
 		s.settleAll()
+	case TenantsChanged:
+		s.sweep.request()
 	case NamespaceChanged:
 		s.namespaceChanged(&ev)
 	case CorruptFound:

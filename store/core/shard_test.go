@@ -301,19 +301,20 @@ func TestLedgerIsAllOrNothing(t *testing.T) {
 	}
 	l.giveRecords(2, 3)
 	b := func(n uint64) tierBytes { return tierBytes{evict.Host: n} }
-	a, c := payer{1, 1}, payer{1, 2}
+	a, c, of := payer{1, 1}, payer{1, 2}, l.account(7)
 	for i, step := range []struct {
 		p    payer
 		n    uint64
 		want bool
 	}{{a, 101, false}, {a, 100, true}, {a, 1, false}, {c, 100, true}, {payer{1, 0}, 1, false}, {payer{2, 0}, 200, true}, {payer{3, 0}, 1, false}} {
-		if got := l.takePin(step.p, b(step.n)); got != step.want {
+		if got := l.takePin(step.p, of, b(step.n)); got != step.want {
 			t.Errorf("step %d: %v", i, got)
 		}
 	}
-	l.givePin(a, b(100))
-	l.givePin(c, b(100))
-	l.givePin(payer{2, 0}, b(200))
+	l.givePin(a, of, b(100))
+	l.givePin(c, of, b(100))
+	l.givePin(payer{2, 0}, of, b(200))
+	l.giveAccount(7, of)
 	if err := l.Check(); err != nil {
 		t.Error(err)
 	}

@@ -65,7 +65,9 @@ func newSimulation(t *testing.T, seed uint64, trace io.Writer) *simulation {
 		w.makeRoom = m.reclaim
 		w.onEffect = func(e Effect) { m.observe(i, e) }
 		m.nodes = append(m.nodes, w)
-		m.spaces = append(m.spaces, testNamespace(byte(i+1), 1))
+		st := testNamespace(byte(i+1), 1)
+		st.Tenant = uint32(i + 1)
+		m.spaces = append(m.spaces, st)
 		w.do(NamespaceChanged{m.spaces[i]})
 	}
 	return m
@@ -108,17 +110,18 @@ func (m *simulation) observe(shard int, e Effect) {
 }
 
 // reclaim asks the shard whose next victim is worth least, as the runtime does.
-func (m *simulation) reclaim(t evict.Tier, bytes uint64) {
+func (m *simulation) reclaim(r Reclaim) (freed uint64, notWorth bool) {
 	var lowest *world
 	var least evict.Score
 	for _, w := range m.nodes {
-		if score, ok := w.s.WaterLevel(w.now, t); ok && (lowest == nil || score < least) {
+		if score, ok := w.s.NextVictim(w.now, r); ok && (lowest == nil || score < least) {
 			lowest, least = w, score
 		}
 	}
-	if lowest != nil {
-		lowest.step(Reclaim{Tier: t, Bytes: bytes})
+	if lowest == nil {
+		return 0, false
 	}
+	return lowest.reclaim(r)
 }
 
 func (m *simulation) run(i int) (Run, int) {
@@ -216,6 +219,7 @@ func (m *simulation) step() {
 		old.Life = Retired
 		w.do(NamespaceChanged{old})
 		m.spaces[i] = testNamespace(byte(i+1), old.Epoch+1)
+		m.spaces[i].Tenant = old.Tenant
 		w.do(NamespaceChanged{m.spaces[i]})
 	default:
 		m.advance(time.Duration(m.rnd.IntN(3000))*time.Millisecond, m.rnd.IntN(3) == 0)
@@ -249,8 +253,26 @@ func (m *simulation) tierStep(i int) {
 		for _, w := range m.nodes {
 			w.do(e)
 		}
-	case m.rnd.IntN(4) == 0:
+	case m.rnd.IntN(3) == 0:
 		m.restart()
+	default:
+		m.setTenant(uint32(i + 1))
+	}
+}
+
+// setTenant gives a tenant another quota, or refuses a guarantee for which there is no room.
+func (m *simulation) setTenant(tenant uint32) {
+	q := TenantQuota{Quota: uint64(m.rnd.IntN(3)) * 20 * 12288}
+	if m.rnd.IntN(4) > 0 {
+		q.Guarantee[evict.Host], q.Guarantee[evict.Disk] = uint64(m.rnd.IntN(simTier)), uint64(m.rnd.IntN(simDisk))
+	}
+	mark := "guarantee set"
+	if m.ledger.SetTenant(tenant, q) != nil {
+		mark = "guarantee refused"
+	}
+	m.marks[mark]++
+	for _, w := range m.nodes {
+		w.do(TenantsChanged{})
 	}
 }
 
@@ -290,6 +312,9 @@ func (m *simulation) check(t *testing.T) {
 		if err := w.s.Check(); err != nil {
 			t.Fatalf("shard %d: %v", i, err)
 		}
+		if err := w.checkLeaves(); err != nil {
+			t.Fatalf("shard %d: %v", i, err)
+		}
 		shards = append(shards, w.s)
 		moving = moving || len(w.transfers) > 0
 		for _, u := range w.s.Usage(nil) {
@@ -310,6 +335,7 @@ func (m *simulation) check(t *testing.T) {
 // heal lets everything end and then asks for progress: nothing is held any more, and everything can be published.
 func (m *simulation) heal(t *testing.T) {
 	for i, w := range m.nodes {
+		_ = m.ledger.SetTenant(m.spaces[i].Tenant, TenantQuota{}) // only a guarantee can be refused
 		w.do(TierState{Tier: evict.Host, Writable: true})
 		w.do(TierState{Tier: evict.Disk, Writable: true})
 		for _, ticket := range m.reads[i] {
@@ -376,7 +402,16 @@ var reachMarks = []string{
 	"removed corrupt", "removed retired", "removed provenance", "move refused", "call lease_expired",
 	"transfer host to disk", "transfer disk to host", "transfer disk to disk", "transfer host to host", "landed none", "landed busy",
 	"landed corrupt", "behind", "restart", "restored", "removed from disk none", "removed from disk absent", "removed from disk expired",
-	"removed from disk provenance", "removed from disk corrupt",
+	"removed from disk provenance", "removed from disk corrupt", "guarantee set", "guarantee refused", "refused quota_exceeded",
+}
+
+// One long life: the leaf set is what is recomputed from the records all along.
+func TestLeafSetOfALongLife(t *testing.T) {
+	steps := 50_000
+	if testing.Short() {
+		steps = 5000
+	}
+	simulate(t, 50, steps)
 }
 
 func TestSimulation(t *testing.T) {

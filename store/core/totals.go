@@ -20,7 +20,8 @@ type Totals struct {
 	Removed                      [reason.Count]uint64    // extents whose last copy went, and corrupt copies, by reason, since start
 	Orphaned                     [NumOrphanCauses]uint64 // since start
 	Granted, CommittedPages      uint64                  // since start
-	RefusedPages                 [reason.Count]uint64    // Begin and Commit, since start
+	RefusedPages                 [reason.Count]uint64    // Begin and Commit, since start; those not worth it are counted apart
+	NotWorth                     uint64                  // pages offered that were worth less than what a full tier has, since start
 	LeaseTTLEnded                uint64                  // read and publication leases that ran out
 }
 
@@ -44,6 +45,7 @@ func (t *Totals) Add(o Totals) {
 	t.Granted += o.Granted
 	t.CommittedPages += o.CommittedPages
 	t.LeaseTTLEnded += o.LeaseTTLEnded
+	t.NotWorth += o.NotWorth
 	t.Behind += o.Behind
 	t.BehindRefused += o.BehindRefused
 	for i := range t.Tiers {

@@ -58,7 +58,8 @@ func (s *Shard) worthLess(i uint32, t evict.Tier, level evict.Score) bool {
 	p := s.pages.At(i)
 	f := s.families.at(p.family)
 	c := s.tally(p, f.ep)
-	return s.evictable(i, p, &c).has(t) && s.o.Policy.Worth(seconds(s.now), evict.Ref(i), t, s.attrs(p, f, &c)) < level
+	return s.evictable(i, p, &c).has(t) && s.mayGo(claim{}, t, i) &&
+		s.o.Policy.Worth(seconds(s.now), evict.Ref(i), t, s.attrs(p, f, &c)) < level
 }
 
 // startTransfer emits the Transfer of extent from, which is listed or detached.
@@ -124,6 +125,10 @@ func (s *Shard) startCopy(from uint32, to evict.Tier) (*transfer, reason.Reason)
 		s.families.retain(x.owner)
 	}
 	ep.bytes[to] += c.held()
+	s.o.Ledger.takeBytes(ep.account, to, c.held(), c.listed(), false, false)
+	if c.listed() {
+		s.live[to] += c.held()
+	}
 	ep.lineages.retain(x.lineage)
 	return s.startTransfer(from, into, to), reason.None
 }
@@ -131,11 +136,11 @@ func (s *Shard) startCopy(from uint32, to evict.Tier) (*transfer, reason.Reason)
 // roomForCopy evicts until there is a record for a copy of x; its page stays.
 func (s *Shard) roomForCopy(x *extentRecord) {
 	if !x.listed() {
-		s.roomFor(0, 1, nil)
+		s.roomFor(s.families.at(x.owner).ep.state.Tenant, 0, 1, nil)
 		return
 	}
 	guarded := [1]uint32{x.owner}
-	s.roomFor(0, 1, guarded[:])
+	s.roomFor(s.epochOf(x.owner).state.Tenant, 0, 1, guarded[:])
 }
 
 // giveUpCopies makes the copies of a listed extent that are under way stand on their own: when they come, they serve

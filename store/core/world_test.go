@@ -89,9 +89,10 @@ type world struct {
 	restored  []uint32
 	behind    bool // asked for a WriteBehind
 	reclaimed uint64
+	notWorth  bool // of the last Reclaim
 	wake      clock.Instant
 	onEffect  func(Effect)
-	makeRoom  func(t evict.Tier, bytes uint64)
+	makeRoom  func(Reclaim) (freed uint64, notWorth bool)
 }
 
 func newWorld(t fatalist, capacity int64, o Options) *world {
@@ -102,11 +103,12 @@ func newWorld(t fatalist, capacity int64, o Options) *world {
 		o.Ledger = NewLedger(Limits{Pages: 4096, Extents: 8192})
 	}
 	o.Boot = [16]byte{0xb0}
+	o.Policy = witnessOf(t, o.Policy)
 	w := &world{
 		t: t, s: New(o), tier: newFakeTier(t, capacity), disk: newFakeTier(t, 1<<40), wall: 1000, wake: never,
 		replies: map[Ticket]Reply{}, reading: map[Ticket][]Place{},
 	}
-	w.makeRoom = func(t evict.Tier, bytes uint64) { w.step(Reclaim{Tier: t, Bytes: bytes}) }
+	w.makeRoom = w.reclaim
 	return w
 }
 
@@ -129,7 +131,15 @@ func (w *world) do(ev Event) {
 
 func (w *world) step(ev Event) {
 	w.t.Helper()
+	r, reclaims := ev.(Reclaim)
+	var before *guarantees
+	if reclaims {
+		before = w.guarantees(r)
+	}
 	out := w.s.Step(w.now, w.wall, ev, nil)
+	if reclaims {
+		w.checkEvictions(r, before, out)
+	}
 	w.effects = append(w.effects, out...)
 	for _, e := range out {
 		w.carryOut(e)
@@ -174,27 +184,49 @@ func (w *world) carryOut(e Effect) {
 		w.at(e.From.Tier).use(e.From, 1)
 		w.transfers = append(w.transfers, e)
 	case Reclaimed:
-		w.reclaimed = e.Bytes
+		w.reclaimed, w.notWorth = e.Bytes, e.NotWorth
 	case Wake:
 		w.wake = e.At
 	}
 }
 
-// answer gives an Alloc at most n places, reclaiming once for each that does not fit.
+// answer gives an Alloc at most n places, making room once for each that does not fit.
 func (w *world) answer(a Alloc, n int) {
 	w.t.Helper()
-	var places []Place
+	done := Allocated{ID: a.ID}
 	for _, item := range a.Items[:n] {
 		p, ok := w.tier.alloc(a.Tier, item.Bytes)
 		if !ok {
-			w.makeRoom(a.Tier, roundUp(uint64(item.Bytes)))
+			notWorth := w.roomFor(Reclaim{Tier: a.Tier, Bytes: roundUp(uint64(item.Bytes)), Tenant: a.Tenant, Judge: true, Worth: a.Worth})
 			if p, ok = w.tier.alloc(a.Tier, item.Bytes); !ok {
+				if notWorth {
+					done.Err = reason.NotWorth
+				}
 				break
 			}
 		}
-		places = append(places, p)
+		done.Places = append(done.Places, p)
 	}
-	w.step(Allocated{ID: a.ID, Places: places})
+	w.step(done)
+}
+
+// roomFor makes room as the runtime does: first of what is beyond guarantees, then of the tenant's own.
+func (w *world) roomFor(r Reclaim) (notWorth bool) {
+	w.t.Helper()
+	for _, r.Own = range []bool{false, true} {
+		freed, no := w.makeRoom(r)
+		if freed > 0 {
+			return false
+		}
+		notWorth = notWorth || no
+	}
+	return notWorth
+}
+
+func (w *world) reclaim(r Reclaim) (freed uint64, notWorth bool) {
+	w.t.Helper()
+	w.step(r)
+	return w.reclaimed, w.notWorth
 }
 
 func (w *world) finishTransfer(i int, err reason.Reason) {
@@ -206,7 +238,8 @@ func (w *world) finishTransfer(i int, err reason.Reason) {
 	if err == reason.None {
 		p, ok := w.at(tr.To).alloc(tr.To, tr.From.Bytes)
 		if !ok && tr.To != tr.From.Tier {
-			w.makeRoom(tr.To, roundUp(uint64(tr.From.Bytes)))
+			tenant := w.s.epochs.byKey[epochKey{tr.Namespace, tr.Epoch}].state.Tenant
+			w.roomFor(Reclaim{Tier: tr.To, Bytes: roundUp(uint64(tr.From.Bytes)), Tenant: tenant})
 			p, ok = w.at(tr.To).alloc(tr.To, tr.From.Bytes)
 		}
 		if !ok {
@@ -271,6 +304,9 @@ func (w *world) check() {
 		w.t.Fatalf("check: %v", err)
 	}
 	if err := w.s.o.Ledger.Check(w.s); err != nil {
+		w.t.Fatalf("check: %v", err)
+	}
+	if err := w.checkLeaves(); err != nil {
 		w.t.Fatalf("check: %v", err)
 	}
 	if len(w.s.allocs) > 0 || len(w.transfers) > 0 { // places on their way

@@ -11,6 +11,7 @@ import (
 	"github.com/quire-kv/quire/store"
 	"github.com/quire-kv/quire/store/core"
 	"github.com/quire-kv/quire/store/page"
+	"github.com/quire-kv/quire/store/rpc"
 )
 
 // admin is the caller if it may look at the node: an operator, or read-only.
@@ -33,12 +34,38 @@ func (s adminService) Status(ctx context.Context, _ *quirev1.StatusRequest) (*qu
 		Version: n.version, BootId: st.Boot[:], Uptime: durationpb.New(st.Uptime),
 		MetadataBytes: st.Totals.MetadataBytes, MetadataCapacityBytes: metadataCapacity(&st), Pages: st.Totals.Pages, Extents: st.Totals.Extents,
 		ReadLeases: st.Totals.ReadLeases, Publications: st.Totals.Publications, Sessions: uint64(st.Sessions),
-		PinnedBytes: st.Totals.PinnedBytes,
+		PinnedBytes: st.Totals.PinnedBytes, Counters: n.counters(&st),
 	}
 	for _, t := range st.Tiers {
-		out.Tiers = append(out.Tiers, tierToProto(&t))
+		out.Tiers = append(out.Tiers, tierToProto(&t, &st.Totals.Tiers[t.Tier]))
 	}
 	return out, nil
+}
+
+// counters are the totals that rates are made of.
+func (n *node) counters(st *store.Status) *quirev1.NodeCounters {
+	m := n.metrics
+	var missed [reason.Count]uint64
+	for why := range missed {
+		missed[why] = m.fetch.byPage[core.Miss][why].Load()
+	}
+	return &quirev1.NodeCounters{
+		Lookups: m.answered.Load(), HitKeys: m.hits.Load(), MissedKeys: m.misses.Load(),
+		FetchedPages: m.fetch.byPage[core.OK][reason.None].Load(), FetchedBytes: m.fetchBytes.all(), MissedPages: reasonCounts(missed[:]),
+		CommittedPages: st.Totals.CommittedPages, WrittenBytes: m.writeBytes.all(), RefusedPages: reasonCounts(st.Totals.RefusedPages[:]),
+		NotWorthPages: st.Totals.NotWorth, EvictedPages: st.Totals.Evicted, RemovedExtents: reasonCounts(st.Totals.Removed[:]),
+		PromotedBytes: st.PromotedBytes, PersistedBytes: st.PersistedBytes,
+	}
+}
+
+// reasonCounts are those above 0.
+func reasonCounts(byReason []uint64) (out []*quirev1.ReasonCount) {
+	for _, why := range reason.All() {
+		if n := byReason[why]; n > 0 {
+			out = append(out, &quirev1.ReasonCount{Reason: rpc.ToProto(why), Count: n})
+		}
+	}
+	return out
 }
 
 // What a record of the index costs, by design.
@@ -52,10 +79,11 @@ func metadataCapacity(st *store.Status) uint64 {
 	return st.Limits.Pages*bytesPerPage + st.Limits.Extents*bytesPerExtent
 }
 
-func tierToProto(t *store.TierStatus) *quirev1.TierStatus {
+func tierToProto(t *store.TierStatus, totals *core.TierTotals) *quirev1.TierStatus {
 	return &quirev1.TierStatus{
 		Tier: t.Tier.String(), CapacityBytes: uint64(t.Capacity), LiveBytes: uint64(t.Live), SlackBytes: uint64(t.Slack),
 		MetadataBytes: uint64(t.Metadata), Writable: t.Writable, WaterLevel: float64(t.WaterLevel), Trouble: t.Trouble,
+		Extents: totals.Extents, EvictedPages: totals.Evicted,
 	}
 }
 

@@ -98,6 +98,7 @@ var nodeMetrics = []nodeMetric{
 	{"quire_granted_pages_total", "Pages granted to publications.", counted, "", one(func(r *reading) float64 { return float64(r.Totals.Granted) })},
 	{"quire_committed_pages_total", "Pages made visible.", counted, "", one(func(r *reading) float64 { return float64(r.Totals.CommittedPages) })},
 	{"quire_refused_pages_total", "Pages that Begin or Commit did not take, by reason.", counted, "reason", perReason(func(r *reading) []uint64 { return r.Totals.RefusedPages[:] })},
+	{"quire_not_worth_pages_total", "Pages that Begin did not take, since all that could go from the full tier is worth more; not among the refused.", counted, "", one(func(r *reading) float64 { return float64(r.Totals.NotWorth) })},
 	{"quire_evicted_pages_total", "Pages whose last copy was evicted for room.", counted, "", one(func(r *reading) float64 { return float64(r.Totals.Evicted) })},
 	{"quire_removed_total", "Pages and extents removed for other reasons than room, by reason.", counted, "reason", perReason(func(r *reading) []uint64 { return r.Totals.Removed[:] })},
 	{"quire_orphaned_pages_total", "Pages whose parent went, by cause.", counted, "cause", func(r *reading, emit func(float64, string)) {

@@ -5,7 +5,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
 	"github.com/quire-kv/quire/namespace"
@@ -33,8 +32,8 @@ type fetch struct {
 	moved   *atomic.Int64 // clock.Instant of the last chunk taken
 	scratch *fetchScratch
 	msg     rpc.Chunk
-	bytes   prometheus.Counter // of the transport
-	sharing rpc.Sharing        // of a client on this host; nil: bytes travel
+	bytes   *total      // of the transport
+	sharing rpc.Sharing // of a client on this host; nil: bytes travel
 	ref     rpc.Ref
 }
 
@@ -83,7 +82,7 @@ func (s pageService) Fetch(r *quirev1.FetchRequest, stream grpc.ServerStreamingS
 	}
 	f := &fetch{
 		node: n, stream: stream, reading: reading, moved: new(atomic.Int64), scratch: n.fetchScratches.Get().(*fetchScratch),
-		bytes: n.metrics.fetchBytes.of[s.transport(ctx)], sharing: rpc.SharingFrom(ctx),
+		bytes: &n.metrics.fetchBytes.of[s.transport(ctx)], sharing: rpc.SharingFrom(ctx),
 	}
 	defer f.scratch.free(&n.fetchScratches)
 	unwatch := n.watchProgress(ctx, f.moved)
@@ -181,7 +180,7 @@ func (f *fetch) page(i int) error {
 			if err := f.send(&head, chunks[c].Bytes); err != nil {
 				return err
 			}
-			f.bytes.Add(float64(len(chunks[c].Bytes)))
+			f.bytes.Add(uint64(len(chunks[c].Bytes)))
 		}
 	}
 	if extents == 0 {

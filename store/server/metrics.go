@@ -30,10 +30,11 @@ var outcomeNames = [...]string{
 type metrics struct {
 	requests *prometheus.CounterVec   // method, code
 	seconds  *prometheus.HistogramVec // method
-	pages    *prometheus.CounterVec   // method, outcome, reason
+	pages    pageCollector
 
-	hits, misses            prometheus.Counter
-	fetchBytes, writeBytes  byTransport
+	answered                total // lookups; no metric of its own: quire_requests_total has it
+	hits, misses            total
+	fetchBytes, writeBytes  *byTransport
 	slowClients             prometheus.Counter
 	panics, unauthenticated prometheus.Counter
 
@@ -48,8 +49,14 @@ type methodMetrics struct {
 	seconds  prometheus.Observer
 	requests *prometheus.CounterVec
 	byCode   [codes.Unauthenticated + 1]lazyCounter
-	pages    *prometheus.CounterVec
-	byPage   [len(outcomeNames)][reason.Count]lazyCounter
+	byPage   [len(outcomeNames)][reason.Count]total
+}
+
+// total is a number that grows, read by /metrics and by Status.
+type total struct{ atomic.Uint64 }
+
+func (t *total) collector(name, help string) prometheus.Collector {
+	return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(t.Load()) })
 }
 
 // lazyCounter is a series of a vector, made when first counted: most pairs of labels never occur.
@@ -94,18 +101,54 @@ func (s pageService) transport(ctx context.Context) transport {
 	return overData
 }
 
-// byTransport is a vector and its series.
+// byTransport is a total for each transport.
 type byTransport struct {
-	vec *prometheus.CounterVec
-	of  [numTransports]prometheus.Counter
+	desc *prometheus.Desc
+	of   [numTransports]total
 }
 
-func newByTransport(name, help string) byTransport {
-	b := byTransport{vec: prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"transport"})}
-	for t, label := range transportNames {
-		b.of[t] = b.vec.WithLabelValues(label)
+func newByTransport(name, help string) *byTransport {
+	return &byTransport{desc: prometheus.NewDesc(name, help, []string{"transport"}, nil)}
+}
+
+// all is the sum.
+func (b *byTransport) all() (sum uint64) {
+	for t := range b.of {
+		sum += b.of[t].Load()
 	}
-	return b
+	return sum
+}
+
+// Describe names the one metric.
+func (b *byTransport) Describe(out chan<- *prometheus.Desc) { out <- b.desc }
+
+// Collect reads each transport's total.
+func (b *byTransport) Collect(out chan<- prometheus.Metric) {
+	for t, label := range transportNames {
+		out <- prometheus.MustNewConstMetric(b.desc, prometheus.CounterValue, float64(b.of[t].Load()), label)
+	}
+}
+
+// pageCollector gives the totals of pages of all methods; most triples of labels never occur.
+type pageCollector struct {
+	desc    *prometheus.Desc
+	methods []*methodMetrics
+}
+
+// Describe names the one metric.
+func (c *pageCollector) Describe(out chan<- *prometheus.Desc) { out <- c.desc }
+
+// Collect reads what was counted.
+func (c *pageCollector) Collect(out chan<- prometheus.Metric) {
+	for _, m := range c.methods {
+		for o := range m.byPage {
+			for why := range m.byPage[o] {
+				if n := m.byPage[o][why].Load(); n > 0 {
+					out <- prometheus.MustNewConstMetric(c.desc, prometheus.CounterValue, float64(n), m.name, outcomeNames[o], reason.Reason(why).String())
+				}
+			}
+		}
+	}
 }
 
 func newMetrics() *metrics {
@@ -114,9 +157,7 @@ func newMetrics() *metrics {
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "quire_request_seconds", Help: "Time from a call's arrival to its answer; of a stream, to its end.", Buckets: requestSeconds,
 		}, []string{"method"}),
-		pages:           prometheus.NewCounterVec(prometheus.CounterOpts{Name: "quire_pages_total", Help: "Pages answered for, by method, outcome and reason."}, []string{"method", "outcome", "reason"}),
-		hits:            counter("quire_lookup_hits_total", "Keys that BatchExists answered yes for."),
-		misses:          counter("quire_lookup_misses_total", "Keys that BatchExists answered no for."),
+		pages:           pageCollector{desc: prometheus.NewDesc("quire_pages_total", "Pages answered for, by method, outcome and reason.", []string{"method", "outcome", "reason"}, nil)},
 		fetchBytes:      newByTransport("quire_fetch_bytes_total", "Payload bytes that Fetch handed to a transport, or named to a client that maps them."),
 		writeBytes:      newByTransport("quire_write_bytes_total", "Payload bytes received by WritePages."),
 		slowClients:     counter("quire_slow_clients_total", "Connections broken because a Fetch made no progress."),
@@ -147,7 +188,9 @@ func (m *metrics) page(method string) *methodMetrics {
 }
 
 func (m *metrics) method(name string) *methodMetrics {
-	return &methodMetrics{name: name, seconds: m.seconds.WithLabelValues(name), requests: m.requests, pages: m.pages}
+	mm := &methodMetrics{name: name, seconds: m.seconds.WithLabelValues(name), requests: m.requests}
+	m.pages.methods = append(m.pages.methods, mm)
+	return mm
 }
 
 // done counts one call.
@@ -168,8 +211,9 @@ func (m *metrics) lookups(keys int, present []byte) {
 	for _, b := range present {
 		hits += bits.OnesCount8(b)
 	}
-	m.hits.Add(float64(hits))
-	m.misses.Add(float64(keys - hits))
+	m.answered.Add(1)
+	m.hits.Add(uint64(hits))
+	m.misses.Add(uint64(keys - hits))
 }
 
 // page counts one page of a batch.
@@ -177,14 +221,17 @@ func (m *methodMetrics) page(o core.Outcome, r reason.Reason) {
 	if int(o) >= len(m.byPage) || int(r) >= len(m.byPage[0]) {
 		return
 	}
-	m.byPage[o][r].inc(m.pages, m.name, outcomeNames[o], r.String())
+	m.byPage[o][r].Add(1)
 }
 
 // collectors are all that New registers.
 func (n *node) collectors() []prometheus.Collector {
 	m := n.metrics
 	return []prometheus.Collector{
-		m.requests, m.seconds, m.pages, m.hits, m.misses, m.fetchBytes.vec, m.writeBytes.vec, m.slowClients, m.panics,
+		m.requests, m.seconds, &m.pages,
+		m.hits.collector("quire_lookup_hits_total", "Keys that BatchExists answered yes for."),
+		m.misses.collector("quire_lookup_misses_total", "Keys that BatchExists answered no for."),
+		m.fetchBytes, m.writeBytes, m.slowClients, m.panics,
 		m.unauthenticated, nodeCollector{n},
 	}
 }

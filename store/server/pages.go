@@ -55,12 +55,16 @@ func (s pageService) BatchDelete(ctx context.Context, r *quirev1.BatchDeleteRequ
 	return &quirev1.BatchDeleteResponse{Pages: pages}, err
 }
 
-// Touch refreshes recency.
+// Touch refreshes recency, and passes on what the client knows of the future.
 func (s pageService) Touch(ctx context.Context, r *quirev1.TouchRequest) (*quirev1.TouchResponse, error) {
 	n := s.node
 	pages, err := n.batch(ctx, r.Namespace, namespace.RightRead, r.Runs, n.metrics.touch,
 		func(a *asked, runs []core.Run) ([]store.PageResult, reason.Reason, error) {
-			return n.store.Touch(ctx, a.caller, runs)
+			h, err := a.hintOf(r.Hint)
+			if err != nil {
+				return nil, reason.None, err
+			}
+			return n.store.Touch(ctx, a.caller, runs, h)
 		})
 	return &quirev1.TouchResponse{Pages: pages}, err
 }

@@ -75,11 +75,17 @@ func (n *node) beginRequest(a *asked, r *quirev1.BeginPublishRequest) (store.Beg
 	if out.WriterGroup, err = bytes16("writer_group", r.WriterGroup, true); err != nil {
 		return out, err
 	}
+	if out.Hint, err = a.hintOf(r.Hint); err != nil {
+		return out, err
+	}
 	out.Pages = make([]core.BeginPage, keys)
 	wall := n.clock.Wall()
 	for i, p := range r.Pages {
 		if out.Pages[i], err = beginPage(p, wall); err != nil {
 			return out, err
+		}
+		if !a.advises() {
+			out.Pages[i].DeclaredFLOPs = 0
 		}
 	}
 	return out, nil

@@ -42,6 +42,7 @@ type node struct {
 	auth      *auth.Authenticator
 	conns     *rpc.Conns
 	spaces    *spaces
+	tenants   *tenants
 	sessions  *sessions
 	instances *instances
 	fetches   *budget
@@ -82,7 +83,7 @@ type Server struct {
 	policy auth.ListenPolicy
 
 	cancel context.CancelFunc // of the goroutines below
-	tasks  sync.WaitGroup     // follower, use reports
+	tasks  sync.WaitGroup     // followers, use reports
 	stop   sync.Once
 }
 
@@ -116,7 +117,7 @@ func New(o Options) (*Server, error) {
 	n := &node{
 		store: o.Store, registry: o.Registry, clock: o.Clock, limits: o.Limits, version: o.Version, panicked: o.Panicked,
 		dataAddress: o.DataAddress, shmSocket: o.ShmSocket,
-		conns: rpc.NewConns(), spaces: newSpaces(o.Store, o.Clock), sessions: newSessions(o.Limits.SessionsPerPrincipal),
+		conns: rpc.NewConns(), spaces: newSpaces(o.Store, o.Clock), tenants: newTenants(o.Store, o.Registry), sessions: newSessions(o.Limits.SessionsPerPrincipal),
 		instances: newInstances(o.Clock, o.Limits.InstancesPerTenant),
 		fetches:   newBudget("fetches", o.Limits.FetchesPerPrincipal, o.Limits.FetchBytesPerPrincipal),
 		watchers:  newBudget("watches", o.Limits.WatchersPerPrincipal, 0),
@@ -142,6 +143,7 @@ func New(o Options) (*Server, error) {
 		}
 	}
 	s := &Server{node: n, policy: auth.ListenPolicy{TLS: o.TLS != nil, Mode: o.Auth, Insecure: o.Insecure}}
+	n.tenants.sync() // before there are pages
 	for _, ns := range o.Registry.List(everything, "", true) {
 		n.spaces.set(ns)
 	}
@@ -216,6 +218,7 @@ func (s *Server) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
 	s.tasks.Go(func() { s.node.follow(ctx) })
+	s.tasks.Go(func() { s.node.followTenants(ctx) })
 	s.tasks.Go(func() { s.node.reportUse(ctx) })
 }
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
 	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
@@ -17,7 +16,7 @@ import (
 // failed takes no more, and the others go on.
 type upload struct {
 	node  *node
-	bytes prometheus.Counter                // of the transport
+	bytes *total                            // of the transport
 	ctx   func() (asked, core.Token, error) // admits by the first message
 	asked asked
 	token core.Token
@@ -30,7 +29,7 @@ type upload struct {
 
 // WritePages fills grants.
 func (s pageService) WritePages(stream grpc.ClientStreamingServer[quirev1.WritePagesRequest, quirev1.WritePagesResponse]) error {
-	u := &upload{node: s.node, bytes: s.node.metrics.writeBytes.of[s.transport(stream.Context())]}
+	u := &upload{node: s.node, bytes: &s.node.metrics.writeBytes.of[s.transport(stream.Context())]}
 	u.ctx = func() (asked, core.Token, error) {
 		return s.node.admitToken(stream.Context(), u.head.Namespace, u.head.Token)
 	}
@@ -73,7 +72,7 @@ func (u *upload) check(chunkBytes int) error {
 		u.pages = append(u.pages, reason.None)
 	}
 	u.at = u.head.Offset
-	u.bytes.Add(float64(chunkBytes))
+	u.bytes.Add(uint64(chunkBytes))
 	return nil
 }
 

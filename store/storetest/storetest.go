@@ -36,6 +36,7 @@ type Options struct {
 	Limits        core.Limits
 	Disk          *Disk // nil: no disk tier
 	NoWriteBehind bool
+	NewPolicy     func(shard int) evict.Policy // default the store's
 }
 
 // Disk is a disk tier of a Fixture.
@@ -101,7 +102,7 @@ func (f *Fixture) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	so := store.Options{Clock: o.Clock, Shards: o.Shards, Core: o.Core, Limits: o.Limits, NoWriteBehind: o.NoWriteBehind}
+	so := store.Options{Clock: o.Clock, Shards: o.Shards, Core: o.Core, Limits: o.Limits, NoWriteBehind: o.NoWriteBehind, NewPolicy: o.NewPolicy}
 	so.Tiers[evict.Host] = drv
 	if d := o.Disk; d != nil {
 		opened, err := disk.New(ctx, disk.Options{FS: d.FS, Dir: d.Dir, CapacityBytes: d.CapacityBytes, SegmentBytes: d.SegmentBytes})
@@ -146,6 +147,18 @@ func (f *Fixture) WithGroup(g page.GroupID, geo core.Geometry) *Fixture {
 	return &Fixture{
 		Store: f.Store, Host: f.Host, Disk: f.Disk, Namespace: f.Namespace, Group: g, Geometry: geo, Caller: f.Caller,
 		Canonical: f.Canonical, writer: [16]byte{8},
+	}
+}
+
+// WithTenant is the same store seen through a namespace of another tenant.
+func (f *Fixture) WithTenant(name string) *Fixture {
+	n := f.Namespace
+	n.State.ID, n.State.Tenant = page.NamespaceID(sha256.Sum256([]byte(name))), f.Store.Tenant(name)
+	f.Store.SetNamespace(n)
+	return &Fixture{
+		Store: f.Store, Host: f.Host, Disk: f.Disk, Namespace: n, Group: f.Group, Geometry: f.Geometry,
+		Caller:    store.Caller{Principal: f.Store.Intern(name), Provenance: f.Caller.Provenance},
+		Canonical: f.Canonical, writer: [16]byte{9, name[0]},
 	}
 }
 

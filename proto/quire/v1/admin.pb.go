@@ -71,7 +71,7 @@ func (x Lease_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Lease_Kind.Descriptor instead.
 func (Lease_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{12, 0}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{14, 0}
 }
 
 type StatusRequest struct {
@@ -117,14 +117,15 @@ type StatusResponse struct {
 	Uptime  *durationpb.Duration   `protobuf:"bytes,3,opt,name=uptime,proto3" json:"uptime,omitempty"`
 	Tiers   []*TierStatus          `protobuf:"bytes,4,rep,name=tiers,proto3" json:"tiers,omitempty"`
 	// Bytes of index, leases and tables.
-	MetadataBytes         uint64 `protobuf:"varint,5,opt,name=metadata_bytes,json=metadataBytes,proto3" json:"metadata_bytes,omitempty"`
-	MetadataCapacityBytes uint64 `protobuf:"varint,6,opt,name=metadata_capacity_bytes,json=metadataCapacityBytes,proto3" json:"metadata_capacity_bytes,omitempty"`
-	Pages                 uint64 `protobuf:"varint,7,opt,name=pages,proto3" json:"pages,omitempty"`
-	Extents               uint64 `protobuf:"varint,8,opt,name=extents,proto3" json:"extents,omitempty"`
-	ReadLeases            uint64 `protobuf:"varint,9,opt,name=read_leases,json=readLeases,proto3" json:"read_leases,omitempty"`
-	Publications          uint64 `protobuf:"varint,10,opt,name=publications,proto3" json:"publications,omitempty"`
-	Sessions              uint64 `protobuf:"varint,11,opt,name=sessions,proto3" json:"sessions,omitempty"`
-	PinnedBytes           uint64 `protobuf:"varint,12,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"`
+	MetadataBytes         uint64        `protobuf:"varint,5,opt,name=metadata_bytes,json=metadataBytes,proto3" json:"metadata_bytes,omitempty"`
+	MetadataCapacityBytes uint64        `protobuf:"varint,6,opt,name=metadata_capacity_bytes,json=metadataCapacityBytes,proto3" json:"metadata_capacity_bytes,omitempty"`
+	Pages                 uint64        `protobuf:"varint,7,opt,name=pages,proto3" json:"pages,omitempty"`
+	Extents               uint64        `protobuf:"varint,8,opt,name=extents,proto3" json:"extents,omitempty"`
+	ReadLeases            uint64        `protobuf:"varint,9,opt,name=read_leases,json=readLeases,proto3" json:"read_leases,omitempty"`
+	Publications          uint64        `protobuf:"varint,10,opt,name=publications,proto3" json:"publications,omitempty"`
+	Sessions              uint64        `protobuf:"varint,11,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	PinnedBytes           uint64        `protobuf:"varint,12,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"`
+	Counters              *NodeCounters `protobuf:"bytes,13,opt,name=counters,proto3" json:"counters,omitempty"`
 	unknownFields         protoimpl.UnknownFields
 	sizeCache             protoimpl.SizeCache
 }
@@ -243,6 +244,223 @@ func (x *StatusResponse) GetPinnedBytes() uint64 {
 	return 0
 }
 
+func (x *StatusResponse) GetCounters() *NodeCounters {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
+// NodeCounters are since the start: rates are their differences, and begin anew with another boot_id.
+type NodeCounters struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Calls of BatchExists that were answered, and their keys.
+	Lookups    uint64 `protobuf:"varint,1,opt,name=lookups,proto3" json:"lookups,omitempty"`
+	HitKeys    uint64 `protobuf:"varint,2,opt,name=hit_keys,json=hitKeys,proto3" json:"hit_keys,omitempty"`
+	MissedKeys uint64 `protobuf:"varint,3,opt,name=missed_keys,json=missedKeys,proto3" json:"missed_keys,omitempty"`
+	// Pages that Fetch served whole, and payload bytes that it handed to a transport or named to a client that maps them.
+	FetchedPages uint64 `protobuf:"varint,4,opt,name=fetched_pages,json=fetchedPages,proto3" json:"fetched_pages,omitempty"`
+	FetchedBytes uint64 `protobuf:"varint,5,opt,name=fetched_bytes,json=fetchedBytes,proto3" json:"fetched_bytes,omitempty"`
+	// Pages that Fetch did not serve, by reason; each reason once, those that occurred.
+	MissedPages []*ReasonCount `protobuf:"bytes,6,rep,name=missed_pages,json=missedPages,proto3" json:"missed_pages,omitempty"`
+	// Pages made visible, and payload bytes received for publications.
+	CommittedPages uint64 `protobuf:"varint,7,opt,name=committed_pages,json=committedPages,proto3" json:"committed_pages,omitempty"`
+	WrittenBytes   uint64 `protobuf:"varint,8,opt,name=written_bytes,json=writtenBytes,proto3" json:"written_bytes,omitempty"`
+	// Pages that Begin or Commit did not take, by reason, as missed_pages.
+	RefusedPages []*ReasonCount `protobuf:"bytes,9,rep,name=refused_pages,json=refusedPages,proto3" json:"refused_pages,omitempty"`
+	// Pages that Begin did not take since all that could go is worth more; not among the refused.
+	NotWorthPages uint64 `protobuf:"varint,10,opt,name=not_worth_pages,json=notWorthPages,proto3" json:"not_worth_pages,omitempty"`
+	// Pages whose last copy was evicted for room.
+	EvictedPages uint64 `protobuf:"varint,11,opt,name=evicted_pages,json=evictedPages,proto3" json:"evicted_pages,omitempty"`
+	// Extents whose last copy went for another reason than room, and corrupt copies, by reason, as missed_pages.
+	RemovedExtents []*ReasonCount `protobuf:"bytes,12,rep,name=removed_extents,json=removedExtents,proto3" json:"removed_extents,omitempty"`
+	// Copied from the disk tier into memory to be read, and from memory to the disk tier.
+	PromotedBytes  uint64 `protobuf:"varint,13,opt,name=promoted_bytes,json=promotedBytes,proto3" json:"promoted_bytes,omitempty"`
+	PersistedBytes uint64 `protobuf:"varint,14,opt,name=persisted_bytes,json=persistedBytes,proto3" json:"persisted_bytes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *NodeCounters) Reset() {
+	*x = NodeCounters{}
+	mi := &file_quire_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeCounters) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeCounters) ProtoMessage() {}
+
+func (x *NodeCounters) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeCounters.ProtoReflect.Descriptor instead.
+func (*NodeCounters) Descriptor() ([]byte, []int) {
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *NodeCounters) GetLookups() uint64 {
+	if x != nil {
+		return x.Lookups
+	}
+	return 0
+}
+
+func (x *NodeCounters) GetHitKeys() uint64 {
+	if x != nil {
+		return x.HitKeys
+	}
+	return 0
+}
+
+func (x *NodeCounters) GetMissedKeys() uint64 {
+	if x != nil {
+		return x.MissedKeys
+	}
+	return 0
+}
+
+func (x *NodeCounters) GetFetchedPages() uint64 {
+	if x != nil {
+		return x.FetchedPages
+	}
+	return 0
+}
+
+func (x *NodeCounters) GetFetchedBytes() uint64 {
+	if x != nil {
+		return x.FetchedBytes
+	}
+	return 0
+}
+
+func (x *NodeCounters) GetMissedPages() []*ReasonCount {
+	if x != nil {
+		return x.MissedPages
+	}
+	return nil
+}
+
+func (x *NodeCounters) GetCommittedPages() uint64 {
+	if x != nil {
+		return x.CommittedPages
+	}
+	return 0
+}
+
+func (x *NodeCounters) GetWrittenBytes() uint64 {
+	if x != nil {
+		return x.WrittenBytes
+	}
+	return 0
+}
+
+func (x *NodeCounters) GetRefusedPages() []*ReasonCount {
+	if x != nil {
+		return x.RefusedPages
+	}
+	return nil
+}
+
+func (x *NodeCounters) GetNotWorthPages() uint64 {
+	if x != nil {
+		return x.NotWorthPages
+	}
+	return 0
+}
+
+func (x *NodeCounters) GetEvictedPages() uint64 {
+	if x != nil {
+		return x.EvictedPages
+	}
+	return 0
+}
+
+func (x *NodeCounters) GetRemovedExtents() []*ReasonCount {
+	if x != nil {
+		return x.RemovedExtents
+	}
+	return nil
+}
+
+func (x *NodeCounters) GetPromotedBytes() uint64 {
+	if x != nil {
+		return x.PromotedBytes
+	}
+	return 0
+}
+
+func (x *NodeCounters) GetPersistedBytes() uint64 {
+	if x != nil {
+		return x.PersistedBytes
+	}
+	return 0
+}
+
+type ReasonCount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reason        Reason                 `protobuf:"varint,1,opt,name=reason,proto3,enum=quire.v1.Reason" json:"reason,omitempty"`
+	Count         uint64                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReasonCount) Reset() {
+	*x = ReasonCount{}
+	mi := &file_quire_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReasonCount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReasonCount) ProtoMessage() {}
+
+func (x *ReasonCount) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReasonCount.ProtoReflect.Descriptor instead.
+func (*ReasonCount) Descriptor() ([]byte, []int) {
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ReasonCount) GetReason() Reason {
+	if x != nil {
+		return x.Reason
+	}
+	return Reason_REASON_UNSPECIFIED
+}
+
+func (x *ReasonCount) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 type TierStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tier          string                 `protobuf:"bytes,1,opt,name=tier,proto3" json:"tier,omitempty"`
@@ -254,14 +472,18 @@ type TierStatus struct {
 	// Score of the next victim.
 	WaterLevel float64 `protobuf:"fixed64,7,opt,name=water_level,json=waterLevel,proto3" json:"water_level,omitempty"`
 	// Why it is not writable, for people.
-	Trouble       string `protobuf:"bytes,8,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	Trouble string `protobuf:"bytes,8,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	// Copies of extents that it holds.
+	Extents uint64 `protobuf:"varint,9,opt,name=extents,proto3" json:"extents,omitempty"`
+	// Pages that left it for room since the start; they may have a copy in another tier.
+	EvictedPages  uint64 `protobuf:"varint,10,opt,name=evicted_pages,json=evictedPages,proto3" json:"evicted_pages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TierStatus) Reset() {
 	*x = TierStatus{}
-	mi := &file_quire_v1_admin_proto_msgTypes[2]
+	mi := &file_quire_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -273,7 +495,7 @@ func (x *TierStatus) String() string {
 func (*TierStatus) ProtoMessage() {}
 
 func (x *TierStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[2]
+	mi := &file_quire_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -286,7 +508,7 @@ func (x *TierStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierStatus.ProtoReflect.Descriptor instead.
 func (*TierStatus) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *TierStatus) GetTier() string {
@@ -345,6 +567,20 @@ func (x *TierStatus) GetTrouble() string {
 	return ""
 }
 
+func (x *TierStatus) GetExtents() uint64 {
+	if x != nil {
+		return x.Extents
+	}
+	return 0
+}
+
+func (x *TierStatus) GetEvictedPages() uint64 {
+	if x != nil {
+		return x.EvictedPages
+	}
+	return 0
+}
+
 type ScrubRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// host or disk; empty: both.
@@ -357,7 +593,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[3]
+	mi := &file_quire_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -369,7 +605,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[3]
+	mi := &file_quire_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -382,7 +618,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ScrubRequest) GetTier() string {
@@ -415,7 +651,7 @@ type ScrubResponse struct {
 
 func (x *ScrubResponse) Reset() {
 	*x = ScrubResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[4]
+	mi := &file_quire_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -427,7 +663,7 @@ func (x *ScrubResponse) String() string {
 func (*ScrubResponse) ProtoMessage() {}
 
 func (x *ScrubResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[4]
+	mi := &file_quire_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -440,7 +676,7 @@ func (x *ScrubResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubResponse.ProtoReflect.Descriptor instead.
 func (*ScrubResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ScrubResponse) GetVerifiedExtents() uint64 {
@@ -488,7 +724,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[5]
+	mi := &file_quire_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -500,7 +736,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[5]
+	mi := &file_quire_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -513,7 +749,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ExplainRequest) GetNamespace() *NamespaceRef {
@@ -539,7 +775,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[6]
+	mi := &file_quire_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -551,7 +787,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[6]
+	mi := &file_quire_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -564,7 +800,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ExplainResponse) GetPages() []*PageExplanation {
@@ -598,7 +834,7 @@ type PageExplanation struct {
 
 func (x *PageExplanation) Reset() {
 	*x = PageExplanation{}
-	mi := &file_quire_v1_admin_proto_msgTypes[7]
+	mi := &file_quire_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -610,7 +846,7 @@ func (x *PageExplanation) String() string {
 func (*PageExplanation) ProtoMessage() {}
 
 func (x *PageExplanation) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[7]
+	mi := &file_quire_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -623,7 +859,7 @@ func (x *PageExplanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageExplanation.ProtoReflect.Descriptor instead.
 func (*PageExplanation) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PageExplanation) GetHash() []byte {
@@ -733,7 +969,7 @@ type StoredExtent struct {
 
 func (x *StoredExtent) Reset() {
 	*x = StoredExtent{}
-	mi := &file_quire_v1_admin_proto_msgTypes[8]
+	mi := &file_quire_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -745,7 +981,7 @@ func (x *StoredExtent) String() string {
 func (*StoredExtent) ProtoMessage() {}
 
 func (x *StoredExtent) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[8]
+	mi := &file_quire_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -758,7 +994,7 @@ func (x *StoredExtent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredExtent.ProtoReflect.Descriptor instead.
 func (*StoredExtent) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *StoredExtent) GetExtentId() []byte {
@@ -823,7 +1059,7 @@ type SameHash struct {
 
 func (x *SameHash) Reset() {
 	*x = SameHash{}
-	mi := &file_quire_v1_admin_proto_msgTypes[9]
+	mi := &file_quire_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +1071,7 @@ func (x *SameHash) String() string {
 func (*SameHash) ProtoMessage() {}
 
 func (x *SameHash) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[9]
+	mi := &file_quire_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +1084,7 @@ func (x *SameHash) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SameHash.ProtoReflect.Descriptor instead.
 func (*SameHash) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SameHash) GetNamespace() []byte {
@@ -896,7 +1132,7 @@ type ListLeasesRequest struct {
 
 func (x *ListLeasesRequest) Reset() {
 	*x = ListLeasesRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[10]
+	mi := &file_quire_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -908,7 +1144,7 @@ func (x *ListLeasesRequest) String() string {
 func (*ListLeasesRequest) ProtoMessage() {}
 
 func (x *ListLeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[10]
+	mi := &file_quire_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -921,7 +1157,7 @@ func (x *ListLeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLeasesRequest.ProtoReflect.Descriptor instead.
 func (*ListLeasesRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListLeasesRequest) GetNamespace() *NamespaceRef {
@@ -940,7 +1176,7 @@ type ListLeasesResponse struct {
 
 func (x *ListLeasesResponse) Reset() {
 	*x = ListLeasesResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[11]
+	mi := &file_quire_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1188,7 @@ func (x *ListLeasesResponse) String() string {
 func (*ListLeasesResponse) ProtoMessage() {}
 
 func (x *ListLeasesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[11]
+	mi := &file_quire_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1201,7 @@ func (x *ListLeasesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLeasesResponse.ProtoReflect.Descriptor instead.
 func (*ListLeasesResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListLeasesResponse) GetLeases() []*Lease {
@@ -991,7 +1227,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_quire_v1_admin_proto_msgTypes[12]
+	mi := &file_quire_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1003,7 +1239,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[12]
+	mi := &file_quire_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1016,7 +1252,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Lease) GetKind() Lease_Kind {
@@ -1089,7 +1325,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[13]
+	mi := &file_quire_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1101,7 +1337,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[13]
+	mi := &file_quire_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1114,7 +1350,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateTokenRequest) GetName() string {
@@ -1155,7 +1391,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[14]
+	mi := &file_quire_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1167,7 +1403,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[14]
+	mi := &file_quire_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1180,7 +1416,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CreateTokenResponse) GetSecret() string {
@@ -1210,7 +1446,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_quire_v1_admin_proto_msgTypes[15]
+	mi := &file_quire_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1222,7 +1458,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[15]
+	mi := &file_quire_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1235,7 +1471,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Token) GetName() string {
@@ -1281,7 +1517,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[16]
+	mi := &file_quire_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1529,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[16]
+	mi := &file_quire_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1542,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 type ListTokensResponse struct {
@@ -1318,7 +1554,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[17]
+	mi := &file_quire_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1330,7 +1566,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[17]
+	mi := &file_quire_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1343,7 +1579,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -1362,7 +1598,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[18]
+	mi := &file_quire_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1374,7 +1610,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[18]
+	mi := &file_quire_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1387,7 +1623,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RevokeTokenRequest) GetName() string {
@@ -1405,7 +1641,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[19]
+	mi := &file_quire_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1417,7 +1653,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[19]
+	mi := &file_quire_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1430,7 +1666,314 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{21}
+}
+
+type SetTenantRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Tenant string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Unset: stays as it is. All 0: the tenant has no quota any more.
+	GuaranteeBytes     *uint64 `protobuf:"varint,2,opt,name=guarantee_bytes,json=guaranteeBytes,proto3,oneof" json:"guarantee_bytes,omitempty"`
+	DiskGuaranteeBytes *uint64 `protobuf:"varint,3,opt,name=disk_guarantee_bytes,json=diskGuaranteeBytes,proto3,oneof" json:"disk_guarantee_bytes,omitempty"`
+	QuotaBytes         *uint64 `protobuf:"varint,4,opt,name=quota_bytes,json=quotaBytes,proto3,oneof" json:"quota_bytes,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *SetTenantRequest) Reset() {
+	*x = SetTenantRequest{}
+	mi := &file_quire_v1_admin_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetTenantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetTenantRequest) ProtoMessage() {}
+
+func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_admin_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
+func (*SetTenantRequest) Descriptor() ([]byte, []int) {
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SetTenantRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SetTenantRequest) GetGuaranteeBytes() uint64 {
+	if x != nil && x.GuaranteeBytes != nil {
+		return *x.GuaranteeBytes
+	}
+	return 0
+}
+
+func (x *SetTenantRequest) GetDiskGuaranteeBytes() uint64 {
+	if x != nil && x.DiskGuaranteeBytes != nil {
+		return *x.DiskGuaranteeBytes
+	}
+	return 0
+}
+
+func (x *SetTenantRequest) GetQuotaBytes() uint64 {
+	if x != nil && x.QuotaBytes != nil {
+		return *x.QuotaBytes
+	}
+	return 0
+}
+
+type SetTenantResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        *Tenant                `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetTenantResponse) Reset() {
+	*x = SetTenantResponse{}
+	mi := &file_quire_v1_admin_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetTenantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetTenantResponse) ProtoMessage() {}
+
+func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_admin_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetTenantResponse.ProtoReflect.Descriptor instead.
+func (*SetTenantResponse) Descriptor() ([]byte, []int) {
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SetTenantResponse) GetTenant() *Tenant {
+	if x != nil {
+		return x.Tenant
+	}
+	return nil
+}
+
+type Tenant struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Tenant string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Of memory, and of the disk tier: what others need is not taken from these.
+	GuaranteeBytes     uint64 `protobuf:"varint,2,opt,name=guarantee_bytes,json=guaranteeBytes,proto3" json:"guarantee_bytes,omitempty"`
+	DiskGuaranteeBytes uint64 `protobuf:"varint,3,opt,name=disk_guarantee_bytes,json=diskGuaranteeBytes,proto3" json:"disk_guarantee_bytes,omitempty"`
+	// Bound of what its pages take, each once however many copies it has; 0: none.
+	QuotaBytes uint64 `protobuf:"varint,4,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"`
+	// What this node holds: in memory, on disk, and each page once.
+	MemoryBytes  uint64 `protobuf:"varint,5,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	DiskBytes    uint64 `protobuf:"varint,6,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	ChargedBytes uint64 `protobuf:"varint,7,opt,name=charged_bytes,json=chargedBytes,proto3" json:"charged_bytes,omitempty"`
+	// Kept from eviction by leases and pins, in memory and on disk.
+	PinnedBytes uint64 `protobuf:"varint,8,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"`
+	// Why this node does not keep the guarantee, for people: it has become smaller than the sum of them.
+	Trouble       string `protobuf:"bytes,9,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tenant) Reset() {
+	*x = Tenant{}
+	mi := &file_quire_v1_admin_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tenant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tenant) ProtoMessage() {}
+
+func (x *Tenant) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_admin_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
+func (*Tenant) Descriptor() ([]byte, []int) {
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Tenant) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Tenant) GetGuaranteeBytes() uint64 {
+	if x != nil {
+		return x.GuaranteeBytes
+	}
+	return 0
+}
+
+func (x *Tenant) GetDiskGuaranteeBytes() uint64 {
+	if x != nil {
+		return x.DiskGuaranteeBytes
+	}
+	return 0
+}
+
+func (x *Tenant) GetQuotaBytes() uint64 {
+	if x != nil {
+		return x.QuotaBytes
+	}
+	return 0
+}
+
+func (x *Tenant) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *Tenant) GetDiskBytes() uint64 {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return 0
+}
+
+func (x *Tenant) GetChargedBytes() uint64 {
+	if x != nil {
+		return x.ChargedBytes
+	}
+	return 0
+}
+
+func (x *Tenant) GetPinnedBytes() uint64 {
+	if x != nil {
+		return x.PinnedBytes
+	}
+	return 0
+}
+
+func (x *Tenant) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
+type ListTenantsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsRequest) Reset() {
+	*x = ListTenantsRequest{}
+	mi := &file_quire_v1_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsRequest) ProtoMessage() {}
+
+func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
+func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{25}
+}
+
+type ListTenantsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Those with a quota, and those with pages, by name.
+	Tenants       []*Tenant `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsResponse) Reset() {
+	*x = ListTenantsResponse{}
+	mi := &file_quire_v1_admin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsResponse) ProtoMessage() {}
+
+func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_admin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
+func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ListTenantsResponse) GetTenants() []*Tenant {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
 }
 
 var File_quire_v1_admin_proto protoreflect.FileDescriptor
@@ -1438,7 +1981,7 @@ var File_quire_v1_admin_proto protoreflect.FileDescriptor
 const file_quire_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x14quire/v1/admin.proto\x12\bquire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15quire/v1/common.proto\"\x0f\n" +
-	"\rStatusRequest\"\xb5\x03\n" +
+	"\rStatusRequest\"\xe9\x03\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\fR\x06bootId\x121\n" +
@@ -1453,7 +1996,28 @@ const file_quire_v1_admin_proto_rawDesc = "" +
 	"\fpublications\x18\n" +
 	" \x01(\x04R\fpublications\x12\x1a\n" +
 	"\bsessions\x18\v \x01(\x04R\bsessions\x12!\n" +
-	"\fpinned_bytes\x18\f \x01(\x04R\vpinnedBytes\"\x85\x02\n" +
+	"\fpinned_bytes\x18\f \x01(\x04R\vpinnedBytes\x122\n" +
+	"\bcounters\x18\r \x01(\v2\x16.quire.v1.NodeCountersR\bcounters\"\xcf\x04\n" +
+	"\fNodeCounters\x12\x18\n" +
+	"\alookups\x18\x01 \x01(\x04R\alookups\x12\x19\n" +
+	"\bhit_keys\x18\x02 \x01(\x04R\ahitKeys\x12\x1f\n" +
+	"\vmissed_keys\x18\x03 \x01(\x04R\n" +
+	"missedKeys\x12#\n" +
+	"\rfetched_pages\x18\x04 \x01(\x04R\ffetchedPages\x12#\n" +
+	"\rfetched_bytes\x18\x05 \x01(\x04R\ffetchedBytes\x128\n" +
+	"\fmissed_pages\x18\x06 \x03(\v2\x15.quire.v1.ReasonCountR\vmissedPages\x12'\n" +
+	"\x0fcommitted_pages\x18\a \x01(\x04R\x0ecommittedPages\x12#\n" +
+	"\rwritten_bytes\x18\b \x01(\x04R\fwrittenBytes\x12:\n" +
+	"\rrefused_pages\x18\t \x03(\v2\x15.quire.v1.ReasonCountR\frefusedPages\x12&\n" +
+	"\x0fnot_worth_pages\x18\n" +
+	" \x01(\x04R\rnotWorthPages\x12#\n" +
+	"\revicted_pages\x18\v \x01(\x04R\fevictedPages\x12>\n" +
+	"\x0fremoved_extents\x18\f \x03(\v2\x15.quire.v1.ReasonCountR\x0eremovedExtents\x12%\n" +
+	"\x0epromoted_bytes\x18\r \x01(\x04R\rpromotedBytes\x12'\n" +
+	"\x0fpersisted_bytes\x18\x0e \x01(\x04R\x0epersistedBytes\"M\n" +
+	"\vReasonCount\x12(\n" +
+	"\x06reason\x18\x01 \x01(\x0e2\x10.quire.v1.ReasonR\x06reason\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\"\xc4\x02\n" +
 	"\n" +
 	"TierStatus\x12\x12\n" +
 	"\x04tier\x18\x01 \x01(\tR\x04tier\x12%\n" +
@@ -1466,7 +2030,10 @@ const file_quire_v1_admin_proto_rawDesc = "" +
 	"\bwritable\x18\x06 \x01(\bR\bwritable\x12\x1f\n" +
 	"\vwater_level\x18\a \x01(\x01R\n" +
 	"waterLevel\x12\x18\n" +
-	"\atrouble\x18\b \x01(\tR\atrouble\"L\n" +
+	"\atrouble\x18\b \x01(\tR\atrouble\x12\x18\n" +
+	"\aextents\x18\t \x01(\x04R\aextents\x12#\n" +
+	"\revicted_pages\x18\n" +
+	" \x01(\x04R\fevictedPages\"L\n" +
 	"\fScrubRequest\x12\x12\n" +
 	"\x04tier\x18\x01 \x01(\tR\x04tier\x12(\n" +
 	"\x10bytes_per_second\x18\x02 \x01(\x04R\x0ebytesPerSecond\"\xbf\x01\n" +
@@ -1551,7 +2118,33 @@ const file_quire_v1_admin_proto_rawDesc = "" +
 	"\x06tokens\x18\x01 \x03(\v2\x0f.quire.v1.TokenR\x06tokens\"(\n" +
 	"\x12RevokeTokenRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x15\n" +
-	"\x13RevokeTokenResponse2\xf1\x03\n" +
+	"\x13RevokeTokenResponse\"\xf2\x01\n" +
+	"\x10SetTenantRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12,\n" +
+	"\x0fguarantee_bytes\x18\x02 \x01(\x04H\x00R\x0eguaranteeBytes\x88\x01\x01\x125\n" +
+	"\x14disk_guarantee_bytes\x18\x03 \x01(\x04H\x01R\x12diskGuaranteeBytes\x88\x01\x01\x12$\n" +
+	"\vquota_bytes\x18\x04 \x01(\x04H\x02R\n" +
+	"quotaBytes\x88\x01\x01B\x12\n" +
+	"\x10_guarantee_bytesB\x17\n" +
+	"\x15_disk_guarantee_bytesB\x0e\n" +
+	"\f_quota_bytes\"=\n" +
+	"\x11SetTenantResponse\x12(\n" +
+	"\x06tenant\x18\x01 \x01(\v2\x10.quire.v1.TenantR\x06tenant\"\xc0\x02\n" +
+	"\x06Tenant\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12'\n" +
+	"\x0fguarantee_bytes\x18\x02 \x01(\x04R\x0eguaranteeBytes\x120\n" +
+	"\x14disk_guarantee_bytes\x18\x03 \x01(\x04R\x12diskGuaranteeBytes\x12\x1f\n" +
+	"\vquota_bytes\x18\x04 \x01(\x04R\n" +
+	"quotaBytes\x12!\n" +
+	"\fmemory_bytes\x18\x05 \x01(\x04R\vmemoryBytes\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\x06 \x01(\x04R\tdiskBytes\x12#\n" +
+	"\rcharged_bytes\x18\a \x01(\x04R\fchargedBytes\x12!\n" +
+	"\fpinned_bytes\x18\b \x01(\x04R\vpinnedBytes\x12\x18\n" +
+	"\atrouble\x18\t \x01(\tR\atrouble\"\x14\n" +
+	"\x12ListTenantsRequest\"A\n" +
+	"\x13ListTenantsResponse\x12*\n" +
+	"\atenants\x18\x01 \x03(\v2\x10.quire.v1.TenantR\atenants2\x83\x05\n" +
 	"\fAdminService\x12;\n" +
 	"\x06Status\x12\x17.quire.v1.StatusRequest\x1a\x18.quire.v1.StatusResponse\x12>\n" +
 	"\aExplain\x12\x18.quire.v1.ExplainRequest\x1a\x19.quire.v1.ExplainResponse\x12G\n" +
@@ -1561,7 +2154,9 @@ const file_quire_v1_admin_proto_rawDesc = "" +
 	"\vCreateToken\x12\x1c.quire.v1.CreateTokenRequest\x1a\x1d.quire.v1.CreateTokenResponse\x12G\n" +
 	"\n" +
 	"ListTokens\x12\x1b.quire.v1.ListTokensRequest\x1a\x1c.quire.v1.ListTokensResponse\x12J\n" +
-	"\vRevokeToken\x12\x1c.quire.v1.RevokeTokenRequest\x1a\x1d.quire.v1.RevokeTokenResponseB2Z0github.com/quire-kv/quire/proto/quire/v1;quirev1b\x06proto3"
+	"\vRevokeToken\x12\x1c.quire.v1.RevokeTokenRequest\x1a\x1d.quire.v1.RevokeTokenResponse\x12D\n" +
+	"\tSetTenant\x12\x1a.quire.v1.SetTenantRequest\x1a\x1b.quire.v1.SetTenantResponse\x12J\n" +
+	"\vListTenants\x12\x1c.quire.v1.ListTenantsRequest\x1a\x1d.quire.v1.ListTenantsResponseB2Z0github.com/quire-kv/quire/proto/quire/v1;quirev1b\x06proto3"
 
 var (
 	file_quire_v1_admin_proto_rawDescOnce sync.Once
@@ -1576,78 +2171,96 @@ func file_quire_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_quire_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_quire_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_quire_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_quire_v1_admin_proto_goTypes = []any{
 	(Lease_Kind)(0),               // 0: quire.v1.Lease.Kind
 	(*StatusRequest)(nil),         // 1: quire.v1.StatusRequest
 	(*StatusResponse)(nil),        // 2: quire.v1.StatusResponse
-	(*TierStatus)(nil),            // 3: quire.v1.TierStatus
-	(*ScrubRequest)(nil),          // 4: quire.v1.ScrubRequest
-	(*ScrubResponse)(nil),         // 5: quire.v1.ScrubResponse
-	(*ExplainRequest)(nil),        // 6: quire.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 7: quire.v1.ExplainResponse
-	(*PageExplanation)(nil),       // 8: quire.v1.PageExplanation
-	(*StoredExtent)(nil),          // 9: quire.v1.StoredExtent
-	(*SameHash)(nil),              // 10: quire.v1.SameHash
-	(*ListLeasesRequest)(nil),     // 11: quire.v1.ListLeasesRequest
-	(*ListLeasesResponse)(nil),    // 12: quire.v1.ListLeasesResponse
-	(*Lease)(nil),                 // 13: quire.v1.Lease
-	(*CreateTokenRequest)(nil),    // 14: quire.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),   // 15: quire.v1.CreateTokenResponse
-	(*Token)(nil),                 // 16: quire.v1.Token
-	(*ListTokensRequest)(nil),     // 17: quire.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),    // 18: quire.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),    // 19: quire.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),   // 20: quire.v1.RevokeTokenResponse
-	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
-	(*NamespaceRef)(nil),          // 22: quire.v1.NamespaceRef
-	(*KeyRun)(nil),                // 23: quire.v1.KeyRun
-	(Reason)(0),                   // 24: quire.v1.Reason
-	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
-	(*View)(nil),                  // 26: quire.v1.View
-	(*Difference)(nil),            // 27: quire.v1.Difference
+	(*NodeCounters)(nil),          // 3: quire.v1.NodeCounters
+	(*ReasonCount)(nil),           // 4: quire.v1.ReasonCount
+	(*TierStatus)(nil),            // 5: quire.v1.TierStatus
+	(*ScrubRequest)(nil),          // 6: quire.v1.ScrubRequest
+	(*ScrubResponse)(nil),         // 7: quire.v1.ScrubResponse
+	(*ExplainRequest)(nil),        // 8: quire.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 9: quire.v1.ExplainResponse
+	(*PageExplanation)(nil),       // 10: quire.v1.PageExplanation
+	(*StoredExtent)(nil),          // 11: quire.v1.StoredExtent
+	(*SameHash)(nil),              // 12: quire.v1.SameHash
+	(*ListLeasesRequest)(nil),     // 13: quire.v1.ListLeasesRequest
+	(*ListLeasesResponse)(nil),    // 14: quire.v1.ListLeasesResponse
+	(*Lease)(nil),                 // 15: quire.v1.Lease
+	(*CreateTokenRequest)(nil),    // 16: quire.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),   // 17: quire.v1.CreateTokenResponse
+	(*Token)(nil),                 // 18: quire.v1.Token
+	(*ListTokensRequest)(nil),     // 19: quire.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),    // 20: quire.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),    // 21: quire.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),   // 22: quire.v1.RevokeTokenResponse
+	(*SetTenantRequest)(nil),      // 23: quire.v1.SetTenantRequest
+	(*SetTenantResponse)(nil),     // 24: quire.v1.SetTenantResponse
+	(*Tenant)(nil),                // 25: quire.v1.Tenant
+	(*ListTenantsRequest)(nil),    // 26: quire.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),   // 27: quire.v1.ListTenantsResponse
+	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
+	(Reason)(0),                   // 29: quire.v1.Reason
+	(*NamespaceRef)(nil),          // 30: quire.v1.NamespaceRef
+	(*KeyRun)(nil),                // 31: quire.v1.KeyRun
+	(*timestamppb.Timestamp)(nil), // 32: google.protobuf.Timestamp
+	(*View)(nil),                  // 33: quire.v1.View
+	(*Difference)(nil),            // 34: quire.v1.Difference
 }
 var file_quire_v1_admin_proto_depIdxs = []int32{
-	21, // 0: quire.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	3,  // 1: quire.v1.StatusResponse.tiers:type_name -> quire.v1.TierStatus
-	22, // 2: quire.v1.ExplainRequest.namespace:type_name -> quire.v1.NamespaceRef
-	23, // 3: quire.v1.ExplainRequest.run:type_name -> quire.v1.KeyRun
-	8,  // 4: quire.v1.ExplainResponse.pages:type_name -> quire.v1.PageExplanation
-	24, // 5: quire.v1.PageExplanation.reason:type_name -> quire.v1.Reason
-	9,  // 6: quire.v1.PageExplanation.extents:type_name -> quire.v1.StoredExtent
-	10, // 7: quire.v1.PageExplanation.elsewhere:type_name -> quire.v1.SameHash
-	25, // 8: quire.v1.PageExplanation.expires:type_name -> google.protobuf.Timestamp
-	26, // 9: quire.v1.StoredExtent.view:type_name -> quire.v1.View
-	25, // 10: quire.v1.StoredExtent.created:type_name -> google.protobuf.Timestamp
-	27, // 11: quire.v1.SameHash.differences:type_name -> quire.v1.Difference
-	22, // 12: quire.v1.ListLeasesRequest.namespace:type_name -> quire.v1.NamespaceRef
-	13, // 13: quire.v1.ListLeasesResponse.leases:type_name -> quire.v1.Lease
-	0,  // 14: quire.v1.Lease.kind:type_name -> quire.v1.Lease.Kind
-	21, // 15: quire.v1.Lease.remaining:type_name -> google.protobuf.Duration
-	21, // 16: quire.v1.CreateTokenRequest.lifetime:type_name -> google.protobuf.Duration
-	16, // 17: quire.v1.CreateTokenResponse.token:type_name -> quire.v1.Token
-	25, // 18: quire.v1.Token.created:type_name -> google.protobuf.Timestamp
-	25, // 19: quire.v1.Token.expiry:type_name -> google.protobuf.Timestamp
-	16, // 20: quire.v1.ListTokensResponse.tokens:type_name -> quire.v1.Token
-	1,  // 21: quire.v1.AdminService.Status:input_type -> quire.v1.StatusRequest
-	6,  // 22: quire.v1.AdminService.Explain:input_type -> quire.v1.ExplainRequest
-	11, // 23: quire.v1.AdminService.ListLeases:input_type -> quire.v1.ListLeasesRequest
-	4,  // 24: quire.v1.AdminService.Scrub:input_type -> quire.v1.ScrubRequest
-	14, // 25: quire.v1.AdminService.CreateToken:input_type -> quire.v1.CreateTokenRequest
-	17, // 26: quire.v1.AdminService.ListTokens:input_type -> quire.v1.ListTokensRequest
-	19, // 27: quire.v1.AdminService.RevokeToken:input_type -> quire.v1.RevokeTokenRequest
-	2,  // 28: quire.v1.AdminService.Status:output_type -> quire.v1.StatusResponse
-	7,  // 29: quire.v1.AdminService.Explain:output_type -> quire.v1.ExplainResponse
-	12, // 30: quire.v1.AdminService.ListLeases:output_type -> quire.v1.ListLeasesResponse
-	5,  // 31: quire.v1.AdminService.Scrub:output_type -> quire.v1.ScrubResponse
-	15, // 32: quire.v1.AdminService.CreateToken:output_type -> quire.v1.CreateTokenResponse
-	18, // 33: quire.v1.AdminService.ListTokens:output_type -> quire.v1.ListTokensResponse
-	20, // 34: quire.v1.AdminService.RevokeToken:output_type -> quire.v1.RevokeTokenResponse
-	28, // [28:35] is the sub-list for method output_type
-	21, // [21:28] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	28, // 0: quire.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	5,  // 1: quire.v1.StatusResponse.tiers:type_name -> quire.v1.TierStatus
+	3,  // 2: quire.v1.StatusResponse.counters:type_name -> quire.v1.NodeCounters
+	4,  // 3: quire.v1.NodeCounters.missed_pages:type_name -> quire.v1.ReasonCount
+	4,  // 4: quire.v1.NodeCounters.refused_pages:type_name -> quire.v1.ReasonCount
+	4,  // 5: quire.v1.NodeCounters.removed_extents:type_name -> quire.v1.ReasonCount
+	29, // 6: quire.v1.ReasonCount.reason:type_name -> quire.v1.Reason
+	30, // 7: quire.v1.ExplainRequest.namespace:type_name -> quire.v1.NamespaceRef
+	31, // 8: quire.v1.ExplainRequest.run:type_name -> quire.v1.KeyRun
+	10, // 9: quire.v1.ExplainResponse.pages:type_name -> quire.v1.PageExplanation
+	29, // 10: quire.v1.PageExplanation.reason:type_name -> quire.v1.Reason
+	11, // 11: quire.v1.PageExplanation.extents:type_name -> quire.v1.StoredExtent
+	12, // 12: quire.v1.PageExplanation.elsewhere:type_name -> quire.v1.SameHash
+	32, // 13: quire.v1.PageExplanation.expires:type_name -> google.protobuf.Timestamp
+	33, // 14: quire.v1.StoredExtent.view:type_name -> quire.v1.View
+	32, // 15: quire.v1.StoredExtent.created:type_name -> google.protobuf.Timestamp
+	34, // 16: quire.v1.SameHash.differences:type_name -> quire.v1.Difference
+	30, // 17: quire.v1.ListLeasesRequest.namespace:type_name -> quire.v1.NamespaceRef
+	15, // 18: quire.v1.ListLeasesResponse.leases:type_name -> quire.v1.Lease
+	0,  // 19: quire.v1.Lease.kind:type_name -> quire.v1.Lease.Kind
+	28, // 20: quire.v1.Lease.remaining:type_name -> google.protobuf.Duration
+	28, // 21: quire.v1.CreateTokenRequest.lifetime:type_name -> google.protobuf.Duration
+	18, // 22: quire.v1.CreateTokenResponse.token:type_name -> quire.v1.Token
+	32, // 23: quire.v1.Token.created:type_name -> google.protobuf.Timestamp
+	32, // 24: quire.v1.Token.expiry:type_name -> google.protobuf.Timestamp
+	18, // 25: quire.v1.ListTokensResponse.tokens:type_name -> quire.v1.Token
+	25, // 26: quire.v1.SetTenantResponse.tenant:type_name -> quire.v1.Tenant
+	25, // 27: quire.v1.ListTenantsResponse.tenants:type_name -> quire.v1.Tenant
+	1,  // 28: quire.v1.AdminService.Status:input_type -> quire.v1.StatusRequest
+	8,  // 29: quire.v1.AdminService.Explain:input_type -> quire.v1.ExplainRequest
+	13, // 30: quire.v1.AdminService.ListLeases:input_type -> quire.v1.ListLeasesRequest
+	6,  // 31: quire.v1.AdminService.Scrub:input_type -> quire.v1.ScrubRequest
+	16, // 32: quire.v1.AdminService.CreateToken:input_type -> quire.v1.CreateTokenRequest
+	19, // 33: quire.v1.AdminService.ListTokens:input_type -> quire.v1.ListTokensRequest
+	21, // 34: quire.v1.AdminService.RevokeToken:input_type -> quire.v1.RevokeTokenRequest
+	23, // 35: quire.v1.AdminService.SetTenant:input_type -> quire.v1.SetTenantRequest
+	26, // 36: quire.v1.AdminService.ListTenants:input_type -> quire.v1.ListTenantsRequest
+	2,  // 37: quire.v1.AdminService.Status:output_type -> quire.v1.StatusResponse
+	9,  // 38: quire.v1.AdminService.Explain:output_type -> quire.v1.ExplainResponse
+	14, // 39: quire.v1.AdminService.ListLeases:output_type -> quire.v1.ListLeasesResponse
+	7,  // 40: quire.v1.AdminService.Scrub:output_type -> quire.v1.ScrubResponse
+	17, // 41: quire.v1.AdminService.CreateToken:output_type -> quire.v1.CreateTokenResponse
+	20, // 42: quire.v1.AdminService.ListTokens:output_type -> quire.v1.ListTokensResponse
+	22, // 43: quire.v1.AdminService.RevokeToken:output_type -> quire.v1.RevokeTokenResponse
+	24, // 44: quire.v1.AdminService.SetTenant:output_type -> quire.v1.SetTenantResponse
+	27, // 45: quire.v1.AdminService.ListTenants:output_type -> quire.v1.ListTenantsResponse
+	37, // [37:46] is the sub-list for method output_type
+	28, // [28:37] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_quire_v1_admin_proto_init() }
@@ -1656,13 +2269,14 @@ func file_quire_v1_admin_proto_init() {
 		return
 	}
 	file_quire_v1_common_proto_init()
+	file_quire_v1_admin_proto_msgTypes[22].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quire_v1_admin_proto_rawDesc), len(file_quire_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   20,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,118 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// WorkCategory is the kind of work that pages belong to.
+type WorkCategory int32
+
+const (
+	WorkCategory_WORK_CATEGORY_UNSPECIFIED WorkCategory = 0
+	// A person waits, and will answer.
+	WorkCategory_WORK_CATEGORY_INTERACTIVE WorkCategory = 1
+	// A program works in turns.
+	WorkCategory_WORK_CATEGORY_AGENT WorkCategory = 2
+	// Nobody waits; each prompt once.
+	WorkCategory_WORK_CATEGORY_BATCH WorkCategory = 3
+	// A prefix that many requests share: system prompt, tools.
+	WorkCategory_WORK_CATEGORY_SYSTEM WorkCategory = 4
+)
+
+// Enum value maps for WorkCategory.
+var (
+	WorkCategory_name = map[int32]string{
+		0: "WORK_CATEGORY_UNSPECIFIED",
+		1: "WORK_CATEGORY_INTERACTIVE",
+		2: "WORK_CATEGORY_AGENT",
+		3: "WORK_CATEGORY_BATCH",
+		4: "WORK_CATEGORY_SYSTEM",
+	}
+	WorkCategory_value = map[string]int32{
+		"WORK_CATEGORY_UNSPECIFIED": 0,
+		"WORK_CATEGORY_INTERACTIVE": 1,
+		"WORK_CATEGORY_AGENT":       2,
+		"WORK_CATEGORY_BATCH":       3,
+		"WORK_CATEGORY_SYSTEM":      4,
+	}
+)
+
+func (x WorkCategory) Enum() *WorkCategory {
+	p := new(WorkCategory)
+	*p = x
+	return p
+}
+
+func (x WorkCategory) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WorkCategory) Descriptor() protoreflect.EnumDescriptor {
+	return file_quire_v1_page_proto_enumTypes[0].Descriptor()
+}
+
+func (WorkCategory) Type() protoreflect.EnumType {
+	return &file_quire_v1_page_proto_enumTypes[0]
+}
+
+func (x WorkCategory) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WorkCategory.Descriptor instead.
+func (WorkCategory) EnumDescriptor() ([]byte, []int) {
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{0}
+}
+
+// NextStep is what comes after the request that pages belong to.
+type NextStep int32
+
+const (
+	NextStep_NEXT_STEP_UNSPECIFIED NextStep = 0
+	// The session waits for a tool and goes on.
+	NextStep_NEXT_STEP_TOOL_CALL NextStep = 1
+	// The session has ended.
+	NextStep_NEXT_STEP_SESSION_END NextStep = 2
+)
+
+// Enum value maps for NextStep.
+var (
+	NextStep_name = map[int32]string{
+		0: "NEXT_STEP_UNSPECIFIED",
+		1: "NEXT_STEP_TOOL_CALL",
+		2: "NEXT_STEP_SESSION_END",
+	}
+	NextStep_value = map[string]int32{
+		"NEXT_STEP_UNSPECIFIED": 0,
+		"NEXT_STEP_TOOL_CALL":   1,
+		"NEXT_STEP_SESSION_END": 2,
+	}
+)
+
+func (x NextStep) Enum() *NextStep {
+	p := new(NextStep)
+	*p = x
+	return p
+}
+
+func (x NextStep) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (NextStep) Descriptor() protoreflect.EnumDescriptor {
+	return file_quire_v1_page_proto_enumTypes[1].Descriptor()
+}
+
+func (NextStep) Type() protoreflect.EnumType {
+	return &file_quire_v1_page_proto_enumTypes[1]
+}
+
+func (x NextStep) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use NextStep.Descriptor instead.
+func (NextStep) EnumDescriptor() ([]byte, []int) {
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{1}
+}
+
 type PageEvent_Kind int32
 
 const (
@@ -57,11 +169,11 @@ func (x PageEvent_Kind) String() string {
 }
 
 func (PageEvent_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_quire_v1_page_proto_enumTypes[0].Descriptor()
+	return file_quire_v1_page_proto_enumTypes[2].Descriptor()
 }
 
 func (PageEvent_Kind) Type() protoreflect.EnumType {
-	return &file_quire_v1_page_proto_enumTypes[0]
+	return &file_quire_v1_page_proto_enumTypes[2]
 }
 
 func (x PageEvent_Kind) Number() protoreflect.EnumNumber {
@@ -70,7 +182,7 @@ func (x PageEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PageEvent_Kind.Descriptor instead.
 func (PageEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{35, 0}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{36, 0}
 }
 
 type GetCapabilitiesRequest struct {
@@ -535,7 +647,9 @@ type BeginPublishRequest struct {
 	Durability Durability `protobuf:"varint,5,opt,name=durability,proto3,enum=quire.v1.Durability" json:"durability,omitempty"`
 	SessionId  []byte     `protobuf:"bytes,6,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// strict namespaces: equal on all ranks of the engine instance that writes one page. 16 bytes.
-	WriterGroup   []byte `protobuf:"bytes,7,opt,name=writer_group,json=writerGroup,proto3" json:"writer_group,omitempty"`
+	WriterGroup []byte `protobuf:"bytes,7,opt,name=writer_group,json=writerGroup,proto3" json:"writer_group,omitempty"`
+	// Of all pages.
+	Hint          *Hint `protobuf:"bytes,8,opt,name=hint,proto3" json:"hint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -619,6 +733,76 @@ func (x *BeginPublishRequest) GetWriterGroup() []byte {
 	return nil
 }
 
+func (x *BeginPublishRequest) GetHint() *Hint {
+	if x != nil {
+		return x.Hint
+	}
+	return nil
+}
+
+// Hint is what a client knows of the future of pages. It is advice: it may reorder the pages of the client's own tenant,
+// and nothing else.
+type Hint struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Category WorkCategory           `protobuf:"varint,1,opt,name=category,proto3,enum=quire.v1.WorkCategory" json:"category,omitempty"`
+	// From now until the next use that is expected; 0: not known.
+	ExpectedReuse *durationpb.Duration `protobuf:"bytes,2,opt,name=expected_reuse,json=expectedReuse,proto3" json:"expected_reuse,omitempty"`
+	Next          NextStep             `protobuf:"varint,3,opt,name=next,proto3,enum=quire.v1.NextStep" json:"next,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Hint) Reset() {
+	*x = Hint{}
+	mi := &file_quire_v1_page_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Hint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Hint) ProtoMessage() {}
+
+func (x *Hint) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_page_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Hint.ProtoReflect.Descriptor instead.
+func (*Hint) Descriptor() ([]byte, []int) {
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Hint) GetCategory() WorkCategory {
+	if x != nil {
+		return x.Category
+	}
+	return WorkCategory_WORK_CATEGORY_UNSPECIFIED
+}
+
+func (x *Hint) GetExpectedReuse() *durationpb.Duration {
+	if x != nil {
+		return x.ExpectedReuse
+	}
+	return nil
+}
+
+func (x *Hint) GetNext() NextStep {
+	if x != nil {
+		return x.Next
+	}
+	return NextStep_NEXT_STEP_UNSPECIFIED
+}
+
 type PublishPage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Parent:
@@ -641,7 +825,7 @@ type PublishPage struct {
 
 func (x *PublishPage) Reset() {
 	*x = PublishPage{}
-	mi := &file_quire_v1_page_proto_msgTypes[8]
+	mi := &file_quire_v1_page_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -653,7 +837,7 @@ func (x *PublishPage) String() string {
 func (*PublishPage) ProtoMessage() {}
 
 func (x *PublishPage) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[8]
+	mi := &file_quire_v1_page_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -666,7 +850,7 @@ func (x *PublishPage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishPage.ProtoReflect.Descriptor instead.
 func (*PublishPage) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{8}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PublishPage) GetParent() isPublishPage_Parent {
@@ -767,7 +951,7 @@ type BeginPublishResponse struct {
 
 func (x *BeginPublishResponse) Reset() {
 	*x = BeginPublishResponse{}
-	mi := &file_quire_v1_page_proto_msgTypes[9]
+	mi := &file_quire_v1_page_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -779,7 +963,7 @@ func (x *BeginPublishResponse) String() string {
 func (*BeginPublishResponse) ProtoMessage() {}
 
 func (x *BeginPublishResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[9]
+	mi := &file_quire_v1_page_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -792,7 +976,7 @@ func (x *BeginPublishResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeginPublishResponse.ProtoReflect.Descriptor instead.
 func (*BeginPublishResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{9}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *BeginPublishResponse) GetToken() *FencingToken {
@@ -826,7 +1010,7 @@ type FencingToken struct {
 
 func (x *FencingToken) Reset() {
 	*x = FencingToken{}
-	mi := &file_quire_v1_page_proto_msgTypes[10]
+	mi := &file_quire_v1_page_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -838,7 +1022,7 @@ func (x *FencingToken) String() string {
 func (*FencingToken) ProtoMessage() {}
 
 func (x *FencingToken) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[10]
+	mi := &file_quire_v1_page_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -851,7 +1035,7 @@ func (x *FencingToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FencingToken.ProtoReflect.Descriptor instead.
 func (*FencingToken) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{10}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FencingToken) GetBootId() []byte {
@@ -888,7 +1072,7 @@ type WritePagesRequest struct {
 
 func (x *WritePagesRequest) Reset() {
 	*x = WritePagesRequest{}
-	mi := &file_quire_v1_page_proto_msgTypes[11]
+	mi := &file_quire_v1_page_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -900,7 +1084,7 @@ func (x *WritePagesRequest) String() string {
 func (*WritePagesRequest) ProtoMessage() {}
 
 func (x *WritePagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[11]
+	mi := &file_quire_v1_page_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -913,7 +1097,7 @@ func (x *WritePagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePagesRequest.ProtoReflect.Descriptor instead.
 func (*WritePagesRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{11}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WritePagesRequest) GetToken() *FencingToken {
@@ -968,7 +1152,7 @@ type WritePagesResponse struct {
 
 func (x *WritePagesResponse) Reset() {
 	*x = WritePagesResponse{}
-	mi := &file_quire_v1_page_proto_msgTypes[12]
+	mi := &file_quire_v1_page_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -980,7 +1164,7 @@ func (x *WritePagesResponse) String() string {
 func (*WritePagesResponse) ProtoMessage() {}
 
 func (x *WritePagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[12]
+	mi := &file_quire_v1_page_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -993,7 +1177,7 @@ func (x *WritePagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePagesResponse.ProtoReflect.Descriptor instead.
 func (*WritePagesResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{12}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WritePagesResponse) GetPages() []*PageStatus {
@@ -1015,7 +1199,7 @@ type CommitPublishRequest struct {
 
 func (x *CommitPublishRequest) Reset() {
 	*x = CommitPublishRequest{}
-	mi := &file_quire_v1_page_proto_msgTypes[13]
+	mi := &file_quire_v1_page_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1211,7 @@ func (x *CommitPublishRequest) String() string {
 func (*CommitPublishRequest) ProtoMessage() {}
 
 func (x *CommitPublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[13]
+	mi := &file_quire_v1_page_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1224,7 @@ func (x *CommitPublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitPublishRequest.ProtoReflect.Descriptor instead.
 func (*CommitPublishRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{13}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CommitPublishRequest) GetToken() *FencingToken {
@@ -1075,7 +1259,7 @@ type CommitPage struct {
 
 func (x *CommitPage) Reset() {
 	*x = CommitPage{}
-	mi := &file_quire_v1_page_proto_msgTypes[14]
+	mi := &file_quire_v1_page_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1087,7 +1271,7 @@ func (x *CommitPage) String() string {
 func (*CommitPage) ProtoMessage() {}
 
 func (x *CommitPage) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[14]
+	mi := &file_quire_v1_page_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1100,7 +1284,7 @@ func (x *CommitPage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitPage.ProtoReflect.Descriptor instead.
 func (*CommitPage) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{14}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CommitPage) GetPage() uint32 {
@@ -1127,7 +1311,7 @@ type CommitPublishResponse struct {
 
 func (x *CommitPublishResponse) Reset() {
 	*x = CommitPublishResponse{}
-	mi := &file_quire_v1_page_proto_msgTypes[15]
+	mi := &file_quire_v1_page_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1323,7 @@ func (x *CommitPublishResponse) String() string {
 func (*CommitPublishResponse) ProtoMessage() {}
 
 func (x *CommitPublishResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[15]
+	mi := &file_quire_v1_page_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1336,7 @@ func (x *CommitPublishResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitPublishResponse.ProtoReflect.Descriptor instead.
 func (*CommitPublishResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{15}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CommitPublishResponse) GetPages() []*PageStatus {
@@ -1174,7 +1358,7 @@ type AbortPublishRequest struct {
 
 func (x *AbortPublishRequest) Reset() {
 	*x = AbortPublishRequest{}
-	mi := &file_quire_v1_page_proto_msgTypes[16]
+	mi := &file_quire_v1_page_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1186,7 +1370,7 @@ func (x *AbortPublishRequest) String() string {
 func (*AbortPublishRequest) ProtoMessage() {}
 
 func (x *AbortPublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[16]
+	mi := &file_quire_v1_page_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1199,7 +1383,7 @@ func (x *AbortPublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortPublishRequest.ProtoReflect.Descriptor instead.
 func (*AbortPublishRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{16}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AbortPublishRequest) GetToken() *FencingToken {
@@ -1231,7 +1415,7 @@ type AbortPublishResponse struct {
 
 func (x *AbortPublishResponse) Reset() {
 	*x = AbortPublishResponse{}
-	mi := &file_quire_v1_page_proto_msgTypes[17]
+	mi := &file_quire_v1_page_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1243,7 +1427,7 @@ func (x *AbortPublishResponse) String() string {
 func (*AbortPublishResponse) ProtoMessage() {}
 
 func (x *AbortPublishResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[17]
+	mi := &file_quire_v1_page_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1256,7 +1440,7 @@ func (x *AbortPublishResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortPublishResponse.ProtoReflect.Descriptor instead.
 func (*AbortPublishResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{17}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{18}
 }
 
 type RenewLeaseRequest struct {
@@ -1274,7 +1458,7 @@ type RenewLeaseRequest struct {
 
 func (x *RenewLeaseRequest) Reset() {
 	*x = RenewLeaseRequest{}
-	mi := &file_quire_v1_page_proto_msgTypes[18]
+	mi := &file_quire_v1_page_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +1470,7 @@ func (x *RenewLeaseRequest) String() string {
 func (*RenewLeaseRequest) ProtoMessage() {}
 
 func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[18]
+	mi := &file_quire_v1_page_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +1483,7 @@ func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeaseRequest.ProtoReflect.Descriptor instead.
 func (*RenewLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{18}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RenewLeaseRequest) GetNamespace() *NamespaceRef {
@@ -1366,7 +1550,7 @@ type RenewLeaseResponse struct {
 
 func (x *RenewLeaseResponse) Reset() {
 	*x = RenewLeaseResponse{}
-	mi := &file_quire_v1_page_proto_msgTypes[19]
+	mi := &file_quire_v1_page_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1378,7 +1562,7 @@ func (x *RenewLeaseResponse) String() string {
 func (*RenewLeaseResponse) ProtoMessage() {}
 
 func (x *RenewLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[19]
+	mi := &file_quire_v1_page_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1391,7 +1575,7 @@ func (x *RenewLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeaseResponse.ProtoReflect.Descriptor instead.
 func (*RenewLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{19}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RenewLeaseResponse) GetTtl() *durationpb.Duration {
@@ -1413,7 +1597,7 @@ type ReleaseLeaseRequest struct {
 
 func (x *ReleaseLeaseRequest) Reset() {
 	*x = ReleaseLeaseRequest{}
-	mi := &file_quire_v1_page_proto_msgTypes[20]
+	mi := &file_quire_v1_page_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1609,7 @@ func (x *ReleaseLeaseRequest) String() string {
 func (*ReleaseLeaseRequest) ProtoMessage() {}
 
 func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[20]
+	mi := &file_quire_v1_page_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1622,7 @@ func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{20}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReleaseLeaseRequest) GetNamespace() *NamespaceRef {
@@ -1470,7 +1654,7 @@ type ReleaseLeaseResponse struct {
 
 func (x *ReleaseLeaseResponse) Reset() {
 	*x = ReleaseLeaseResponse{}
-	mi := &file_quire_v1_page_proto_msgTypes[21]
+	mi := &file_quire_v1_page_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +1666,7 @@ func (x *ReleaseLeaseResponse) String() string {
 func (*ReleaseLeaseResponse) ProtoMessage() {}
 
 func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[21]
+	mi := &file_quire_v1_page_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +1679,7 @@ func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{21}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{22}
 }
 
 type FetchRequest struct {
@@ -1514,7 +1698,7 @@ type FetchRequest struct {
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_quire_v1_page_proto_msgTypes[22]
+	mi := &file_quire_v1_page_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1526,7 +1710,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[22]
+	mi := &file_quire_v1_page_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1539,7 +1723,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{22}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *FetchRequest) GetNamespace() *NamespaceRef {
@@ -1587,7 +1771,7 @@ type ResumePage struct {
 
 func (x *ResumePage) Reset() {
 	*x = ResumePage{}
-	mi := &file_quire_v1_page_proto_msgTypes[23]
+	mi := &file_quire_v1_page_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1599,7 +1783,7 @@ func (x *ResumePage) String() string {
 func (*ResumePage) ProtoMessage() {}
 
 func (x *ResumePage) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[23]
+	mi := &file_quire_v1_page_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1612,7 +1796,7 @@ func (x *ResumePage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumePage.ProtoReflect.Descriptor instead.
 func (*ResumePage) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{23}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ResumePage) GetPage() uint32 {
@@ -1652,7 +1836,7 @@ type FetchResponse struct {
 
 func (x *FetchResponse) Reset() {
 	*x = FetchResponse{}
-	mi := &file_quire_v1_page_proto_msgTypes[24]
+	mi := &file_quire_v1_page_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1664,7 +1848,7 @@ func (x *FetchResponse) String() string {
 func (*FetchResponse) ProtoMessage() {}
 
 func (x *FetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[24]
+	mi := &file_quire_v1_page_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1677,7 +1861,7 @@ func (x *FetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchResponse.ProtoReflect.Descriptor instead.
 func (*FetchResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{24}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *FetchResponse) GetPage() uint32 {
@@ -1741,7 +1925,7 @@ type ReportCorruptRequest struct {
 
 func (x *ReportCorruptRequest) Reset() {
 	*x = ReportCorruptRequest{}
-	mi := &file_quire_v1_page_proto_msgTypes[25]
+	mi := &file_quire_v1_page_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1753,7 +1937,7 @@ func (x *ReportCorruptRequest) String() string {
 func (*ReportCorruptRequest) ProtoMessage() {}
 
 func (x *ReportCorruptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[25]
+	mi := &file_quire_v1_page_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1766,7 +1950,7 @@ func (x *ReportCorruptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportCorruptRequest.ProtoReflect.Descriptor instead.
 func (*ReportCorruptRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{25}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReportCorruptRequest) GetNamespace() *NamespaceRef {
@@ -1800,7 +1984,7 @@ type ReportCorruptResponse struct {
 
 func (x *ReportCorruptResponse) Reset() {
 	*x = ReportCorruptResponse{}
-	mi := &file_quire_v1_page_proto_msgTypes[26]
+	mi := &file_quire_v1_page_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1812,7 +1996,7 @@ func (x *ReportCorruptResponse) String() string {
 func (*ReportCorruptResponse) ProtoMessage() {}
 
 func (x *ReportCorruptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[26]
+	mi := &file_quire_v1_page_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1825,7 +2009,7 @@ func (x *ReportCorruptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportCorruptResponse.ProtoReflect.Descriptor instead.
 func (*ReportCorruptResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{26}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReportCorruptResponse) GetPages() []*PageStatus {
@@ -1845,7 +2029,7 @@ type BatchDeleteRequest struct {
 
 func (x *BatchDeleteRequest) Reset() {
 	*x = BatchDeleteRequest{}
-	mi := &file_quire_v1_page_proto_msgTypes[27]
+	mi := &file_quire_v1_page_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1857,7 +2041,7 @@ func (x *BatchDeleteRequest) String() string {
 func (*BatchDeleteRequest) ProtoMessage() {}
 
 func (x *BatchDeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[27]
+	mi := &file_quire_v1_page_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1870,7 +2054,7 @@ func (x *BatchDeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchDeleteRequest.ProtoReflect.Descriptor instead.
 func (*BatchDeleteRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{27}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *BatchDeleteRequest) GetNamespace() *NamespaceRef {
@@ -1896,7 +2080,7 @@ type BatchDeleteResponse struct {
 
 func (x *BatchDeleteResponse) Reset() {
 	*x = BatchDeleteResponse{}
-	mi := &file_quire_v1_page_proto_msgTypes[28]
+	mi := &file_quire_v1_page_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +2092,7 @@ func (x *BatchDeleteResponse) String() string {
 func (*BatchDeleteResponse) ProtoMessage() {}
 
 func (x *BatchDeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[28]
+	mi := &file_quire_v1_page_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +2105,7 @@ func (x *BatchDeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchDeleteResponse.ProtoReflect.Descriptor instead.
 func (*BatchDeleteResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{28}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *BatchDeleteResponse) GetPages() []*PageStatus {
@@ -1932,16 +2116,18 @@ func (x *BatchDeleteResponse) GetPages() []*PageStatus {
 }
 
 type TouchRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespace     *NamespaceRef          `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Runs          []*KeyRun              `protobuf:"bytes,2,rep,name=runs,proto3" json:"runs,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace *NamespaceRef          `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Runs      []*KeyRun              `protobuf:"bytes,2,rep,name=runs,proto3" json:"runs,omitempty"`
+	// Of all pages.
+	Hint          *Hint `protobuf:"bytes,3,opt,name=hint,proto3" json:"hint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TouchRequest) Reset() {
 	*x = TouchRequest{}
-	mi := &file_quire_v1_page_proto_msgTypes[29]
+	mi := &file_quire_v1_page_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1953,7 +2139,7 @@ func (x *TouchRequest) String() string {
 func (*TouchRequest) ProtoMessage() {}
 
 func (x *TouchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[29]
+	mi := &file_quire_v1_page_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1966,7 +2152,7 @@ func (x *TouchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TouchRequest.ProtoReflect.Descriptor instead.
 func (*TouchRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{29}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *TouchRequest) GetNamespace() *NamespaceRef {
@@ -1983,6 +2169,13 @@ func (x *TouchRequest) GetRuns() []*KeyRun {
 	return nil
 }
 
+func (x *TouchRequest) GetHint() *Hint {
+	if x != nil {
+		return x.Hint
+	}
+	return nil
+}
+
 type TouchResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pages         []*PageStatus          `protobuf:"bytes,1,rep,name=pages,proto3" json:"pages,omitempty"`
@@ -1992,7 +2185,7 @@ type TouchResponse struct {
 
 func (x *TouchResponse) Reset() {
 	*x = TouchResponse{}
-	mi := &file_quire_v1_page_proto_msgTypes[30]
+	mi := &file_quire_v1_page_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2004,7 +2197,7 @@ func (x *TouchResponse) String() string {
 func (*TouchResponse) ProtoMessage() {}
 
 func (x *TouchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[30]
+	mi := &file_quire_v1_page_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2017,7 +2210,7 @@ func (x *TouchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TouchResponse.ProtoReflect.Descriptor instead.
 func (*TouchResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{30}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TouchResponse) GetPages() []*PageStatus {
@@ -2038,7 +2231,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_quire_v1_page_proto_msgTypes[31]
+	mi := &file_quire_v1_page_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2050,7 +2243,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[31]
+	mi := &file_quire_v1_page_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2063,7 +2256,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{31}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PinRequest) GetNamespace() *NamespaceRef {
@@ -2096,7 +2289,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_quire_v1_page_proto_msgTypes[32]
+	mi := &file_quire_v1_page_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2108,7 +2301,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[32]
+	mi := &file_quire_v1_page_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2121,7 +2314,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{32}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PinResponse) GetPages() []*PageStatus {
@@ -2140,7 +2333,7 @@ type WatchPagesRequest struct {
 
 func (x *WatchPagesRequest) Reset() {
 	*x = WatchPagesRequest{}
-	mi := &file_quire_v1_page_proto_msgTypes[33]
+	mi := &file_quire_v1_page_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2152,7 +2345,7 @@ func (x *WatchPagesRequest) String() string {
 func (*WatchPagesRequest) ProtoMessage() {}
 
 func (x *WatchPagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[33]
+	mi := &file_quire_v1_page_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2165,7 +2358,7 @@ func (x *WatchPagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchPagesRequest.ProtoReflect.Descriptor instead.
 func (*WatchPagesRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{33}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WatchPagesRequest) GetNamespace() *NamespaceRef {
@@ -2186,7 +2379,7 @@ type WatchPagesResponse struct {
 
 func (x *WatchPagesResponse) Reset() {
 	*x = WatchPagesResponse{}
-	mi := &file_quire_v1_page_proto_msgTypes[34]
+	mi := &file_quire_v1_page_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2198,7 +2391,7 @@ func (x *WatchPagesResponse) String() string {
 func (*WatchPagesResponse) ProtoMessage() {}
 
 func (x *WatchPagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[34]
+	mi := &file_quire_v1_page_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2211,7 +2404,7 @@ func (x *WatchPagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchPagesResponse.ProtoReflect.Descriptor instead.
 func (*WatchPagesResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{34}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WatchPagesResponse) GetEvents() []*PageEvent {
@@ -2245,7 +2438,7 @@ type PageEvent struct {
 
 func (x *PageEvent) Reset() {
 	*x = PageEvent{}
-	mi := &file_quire_v1_page_proto_msgTypes[35]
+	mi := &file_quire_v1_page_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2257,7 +2450,7 @@ func (x *PageEvent) String() string {
 func (*PageEvent) ProtoMessage() {}
 
 func (x *PageEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[35]
+	mi := &file_quire_v1_page_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2270,7 +2463,7 @@ func (x *PageEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageEvent.ProtoReflect.Descriptor instead.
 func (*PageEvent) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{35}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PageEvent) GetKind() PageEvent_Kind {
@@ -2346,7 +2539,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_quire_v1_page_proto_msgTypes[36]
+	mi := &file_quire_v1_page_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2358,7 +2551,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[36]
+	mi := &file_quire_v1_page_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2371,7 +2564,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{36}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReportRequest) GetNamespace() *NamespaceRef {
@@ -2440,7 +2633,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_quire_v1_page_proto_msgTypes[37]
+	mi := &file_quire_v1_page_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2452,7 +2645,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_page_proto_msgTypes[37]
+	mi := &file_quire_v1_page_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2465,7 +2658,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_page_proto_rawDescGZIP(), []int{37}
+	return file_quire_v1_page_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReportResponse) GetInterval() *durationpb.Duration {
@@ -2513,7 +2706,7 @@ const file_quire_v1_page_proto_rawDesc = "" +
 	"LeaseGrant\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\fR\aleaseId\x12+\n" +
 	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x18\n" +
-	"\acovered\x18\x03 \x03(\rR\acovered\"\xc5\x02\n" +
+	"\acovered\x18\x03 \x03(\rR\acovered\"\xe9\x02\n" +
 	"\x13BeginPublishRequest\x124\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x16.quire.v1.NamespaceRefR\tnamespace\x12\"\n" +
 	"\x03run\x18\x02 \x01(\v2\x10.quire.v1.KeyRunR\x03run\x12+\n" +
@@ -2524,7 +2717,12 @@ const file_quire_v1_page_proto_rawDesc = "" +
 	"durability\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x06 \x01(\fR\tsessionId\x12!\n" +
-	"\fwriter_group\x18\a \x01(\fR\vwriterGroup\"\x90\x02\n" +
+	"\fwriter_group\x18\a \x01(\fR\vwriterGroup\x12\"\n" +
+	"\x04hint\x18\b \x01(\v2\x0e.quire.v1.HintR\x04hint\"\xa4\x01\n" +
+	"\x04Hint\x122\n" +
+	"\bcategory\x18\x01 \x01(\x0e2\x16.quire.v1.WorkCategoryR\bcategory\x12@\n" +
+	"\x0eexpected_reuse\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\rexpectedReuse\x12&\n" +
+	"\x04next\x18\x03 \x01(\x0e2\x12.quire.v1.NextStepR\x04next\"\x90\x02\n" +
 	"\vPublishPage\x12!\n" +
 	"\vparent_hash\x18\x01 \x01(\fH\x00R\n" +
 	"parentHash\x12'\n" +
@@ -2609,10 +2807,11 @@ const file_quire_v1_page_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\v2\x16.quire.v1.NamespaceRefR\tnamespace\x12$\n" +
 	"\x04runs\x18\x02 \x03(\v2\x10.quire.v1.KeyRunR\x04runs\"A\n" +
 	"\x13BatchDeleteResponse\x12*\n" +
-	"\x05pages\x18\x01 \x03(\v2\x14.quire.v1.PageStatusR\x05pages\"j\n" +
+	"\x05pages\x18\x01 \x03(\v2\x14.quire.v1.PageStatusR\x05pages\"\x8e\x01\n" +
 	"\fTouchRequest\x124\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x16.quire.v1.NamespaceRefR\tnamespace\x12$\n" +
-	"\x04runs\x18\x02 \x03(\v2\x10.quire.v1.KeyRunR\x04runs\";\n" +
+	"\x04runs\x18\x02 \x03(\v2\x10.quire.v1.KeyRunR\x04runs\x12\"\n" +
+	"\x04hint\x18\x03 \x01(\v2\x0e.quire.v1.HintR\x04hint\";\n" +
 	"\rTouchResponse\x12*\n" +
 	"\x05pages\x18\x01 \x03(\v2\x14.quire.v1.PageStatusR\x05pages\"~\n" +
 	"\n" +
@@ -2650,7 +2849,17 @@ const file_quire_v1_page_proto_rawDesc = "" +
 	"\abreaker\x18\a \x01(\x0e2\x16.quire.v1.BreakerStateR\abreaker\x121\n" +
 	"\x06uptime\x18\b \x01(\v2\x19.google.protobuf.DurationR\x06uptime\"G\n" +
 	"\x0eReportResponse\x125\n" +
-	"\binterval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\binterval2\x93\t\n" +
+	"\binterval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\binterval*\x98\x01\n" +
+	"\fWorkCategory\x12\x1d\n" +
+	"\x19WORK_CATEGORY_UNSPECIFIED\x10\x00\x12\x1d\n" +
+	"\x19WORK_CATEGORY_INTERACTIVE\x10\x01\x12\x17\n" +
+	"\x13WORK_CATEGORY_AGENT\x10\x02\x12\x17\n" +
+	"\x13WORK_CATEGORY_BATCH\x10\x03\x12\x18\n" +
+	"\x14WORK_CATEGORY_SYSTEM\x10\x04*Y\n" +
+	"\bNextStep\x12\x19\n" +
+	"\x15NEXT_STEP_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13NEXT_STEP_TOOL_CALL\x10\x01\x12\x19\n" +
+	"\x15NEXT_STEP_SESSION_END\x10\x022\x93\t\n" +
 	"\vPageService\x12V\n" +
 	"\x0fGetCapabilities\x12 .quire.v1.GetCapabilitiesRequest\x1a!.quire.v1.GetCapabilitiesResponse\x12=\n" +
 	"\x06Attach\x12\x17.quire.v1.AttachRequest\x1a\x18.quire.v1.AttachResponse0\x01\x12J\n" +
@@ -2684,155 +2893,163 @@ func file_quire_v1_page_proto_rawDescGZIP() []byte {
 	return file_quire_v1_page_proto_rawDescData
 }
 
-var file_quire_v1_page_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_quire_v1_page_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_quire_v1_page_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_quire_v1_page_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_quire_v1_page_proto_goTypes = []any{
-	(PageEvent_Kind)(0),             // 0: quire.v1.PageEvent.Kind
-	(*GetCapabilitiesRequest)(nil),  // 1: quire.v1.GetCapabilitiesRequest
-	(*GetCapabilitiesResponse)(nil), // 2: quire.v1.GetCapabilitiesResponse
-	(*AttachRequest)(nil),           // 3: quire.v1.AttachRequest
-	(*AttachResponse)(nil),          // 4: quire.v1.AttachResponse
-	(*BatchExistsRequest)(nil),      // 5: quire.v1.BatchExistsRequest
-	(*BatchExistsResponse)(nil),     // 6: quire.v1.BatchExistsResponse
-	(*LeaseGrant)(nil),              // 7: quire.v1.LeaseGrant
-	(*BeginPublishRequest)(nil),     // 8: quire.v1.BeginPublishRequest
-	(*PublishPage)(nil),             // 9: quire.v1.PublishPage
-	(*BeginPublishResponse)(nil),    // 10: quire.v1.BeginPublishResponse
-	(*FencingToken)(nil),            // 11: quire.v1.FencingToken
-	(*WritePagesRequest)(nil),       // 12: quire.v1.WritePagesRequest
-	(*WritePagesResponse)(nil),      // 13: quire.v1.WritePagesResponse
-	(*CommitPublishRequest)(nil),    // 14: quire.v1.CommitPublishRequest
-	(*CommitPage)(nil),              // 15: quire.v1.CommitPage
-	(*CommitPublishResponse)(nil),   // 16: quire.v1.CommitPublishResponse
-	(*AbortPublishRequest)(nil),     // 17: quire.v1.AbortPublishRequest
-	(*AbortPublishResponse)(nil),    // 18: quire.v1.AbortPublishResponse
-	(*RenewLeaseRequest)(nil),       // 19: quire.v1.RenewLeaseRequest
-	(*RenewLeaseResponse)(nil),      // 20: quire.v1.RenewLeaseResponse
-	(*ReleaseLeaseRequest)(nil),     // 21: quire.v1.ReleaseLeaseRequest
-	(*ReleaseLeaseResponse)(nil),    // 22: quire.v1.ReleaseLeaseResponse
-	(*FetchRequest)(nil),            // 23: quire.v1.FetchRequest
-	(*ResumePage)(nil),              // 24: quire.v1.ResumePage
-	(*FetchResponse)(nil),           // 25: quire.v1.FetchResponse
-	(*ReportCorruptRequest)(nil),    // 26: quire.v1.ReportCorruptRequest
-	(*ReportCorruptResponse)(nil),   // 27: quire.v1.ReportCorruptResponse
-	(*BatchDeleteRequest)(nil),      // 28: quire.v1.BatchDeleteRequest
-	(*BatchDeleteResponse)(nil),     // 29: quire.v1.BatchDeleteResponse
-	(*TouchRequest)(nil),            // 30: quire.v1.TouchRequest
-	(*TouchResponse)(nil),           // 31: quire.v1.TouchResponse
-	(*PinRequest)(nil),              // 32: quire.v1.PinRequest
-	(*PinResponse)(nil),             // 33: quire.v1.PinResponse
-	(*WatchPagesRequest)(nil),       // 34: quire.v1.WatchPagesRequest
-	(*WatchPagesResponse)(nil),      // 35: quire.v1.WatchPagesResponse
-	(*PageEvent)(nil),               // 36: quire.v1.PageEvent
-	(*ReportRequest)(nil),           // 37: quire.v1.ReportRequest
-	(*ReportResponse)(nil),          // 38: quire.v1.ReportResponse
-	(*durationpb.Duration)(nil),     // 39: google.protobuf.Duration
-	(*NamespaceRef)(nil),            // 40: quire.v1.NamespaceRef
-	(*KeyRun)(nil),                  // 41: quire.v1.KeyRun
-	(*View)(nil),                    // 42: quire.v1.View
-	(Durability)(0),                 // 43: quire.v1.Durability
-	(*PageStatus)(nil),              // 44: quire.v1.PageStatus
-	(Reason)(0),                     // 45: quire.v1.Reason
-	(*EngineCounters)(nil),          // 46: quire.v1.EngineCounters
-	(BreakerState)(0),               // 47: quire.v1.BreakerState
+	(WorkCategory)(0),               // 0: quire.v1.WorkCategory
+	(NextStep)(0),                   // 1: quire.v1.NextStep
+	(PageEvent_Kind)(0),             // 2: quire.v1.PageEvent.Kind
+	(*GetCapabilitiesRequest)(nil),  // 3: quire.v1.GetCapabilitiesRequest
+	(*GetCapabilitiesResponse)(nil), // 4: quire.v1.GetCapabilitiesResponse
+	(*AttachRequest)(nil),           // 5: quire.v1.AttachRequest
+	(*AttachResponse)(nil),          // 6: quire.v1.AttachResponse
+	(*BatchExistsRequest)(nil),      // 7: quire.v1.BatchExistsRequest
+	(*BatchExistsResponse)(nil),     // 8: quire.v1.BatchExistsResponse
+	(*LeaseGrant)(nil),              // 9: quire.v1.LeaseGrant
+	(*BeginPublishRequest)(nil),     // 10: quire.v1.BeginPublishRequest
+	(*Hint)(nil),                    // 11: quire.v1.Hint
+	(*PublishPage)(nil),             // 12: quire.v1.PublishPage
+	(*BeginPublishResponse)(nil),    // 13: quire.v1.BeginPublishResponse
+	(*FencingToken)(nil),            // 14: quire.v1.FencingToken
+	(*WritePagesRequest)(nil),       // 15: quire.v1.WritePagesRequest
+	(*WritePagesResponse)(nil),      // 16: quire.v1.WritePagesResponse
+	(*CommitPublishRequest)(nil),    // 17: quire.v1.CommitPublishRequest
+	(*CommitPage)(nil),              // 18: quire.v1.CommitPage
+	(*CommitPublishResponse)(nil),   // 19: quire.v1.CommitPublishResponse
+	(*AbortPublishRequest)(nil),     // 20: quire.v1.AbortPublishRequest
+	(*AbortPublishResponse)(nil),    // 21: quire.v1.AbortPublishResponse
+	(*RenewLeaseRequest)(nil),       // 22: quire.v1.RenewLeaseRequest
+	(*RenewLeaseResponse)(nil),      // 23: quire.v1.RenewLeaseResponse
+	(*ReleaseLeaseRequest)(nil),     // 24: quire.v1.ReleaseLeaseRequest
+	(*ReleaseLeaseResponse)(nil),    // 25: quire.v1.ReleaseLeaseResponse
+	(*FetchRequest)(nil),            // 26: quire.v1.FetchRequest
+	(*ResumePage)(nil),              // 27: quire.v1.ResumePage
+	(*FetchResponse)(nil),           // 28: quire.v1.FetchResponse
+	(*ReportCorruptRequest)(nil),    // 29: quire.v1.ReportCorruptRequest
+	(*ReportCorruptResponse)(nil),   // 30: quire.v1.ReportCorruptResponse
+	(*BatchDeleteRequest)(nil),      // 31: quire.v1.BatchDeleteRequest
+	(*BatchDeleteResponse)(nil),     // 32: quire.v1.BatchDeleteResponse
+	(*TouchRequest)(nil),            // 33: quire.v1.TouchRequest
+	(*TouchResponse)(nil),           // 34: quire.v1.TouchResponse
+	(*PinRequest)(nil),              // 35: quire.v1.PinRequest
+	(*PinResponse)(nil),             // 36: quire.v1.PinResponse
+	(*WatchPagesRequest)(nil),       // 37: quire.v1.WatchPagesRequest
+	(*WatchPagesResponse)(nil),      // 38: quire.v1.WatchPagesResponse
+	(*PageEvent)(nil),               // 39: quire.v1.PageEvent
+	(*ReportRequest)(nil),           // 40: quire.v1.ReportRequest
+	(*ReportResponse)(nil),          // 41: quire.v1.ReportResponse
+	(*durationpb.Duration)(nil),     // 42: google.protobuf.Duration
+	(*NamespaceRef)(nil),            // 43: quire.v1.NamespaceRef
+	(*KeyRun)(nil),                  // 44: quire.v1.KeyRun
+	(*View)(nil),                    // 45: quire.v1.View
+	(Durability)(0),                 // 46: quire.v1.Durability
+	(*PageStatus)(nil),              // 47: quire.v1.PageStatus
+	(Reason)(0),                     // 48: quire.v1.Reason
+	(*EngineCounters)(nil),          // 49: quire.v1.EngineCounters
+	(BreakerState)(0),               // 50: quire.v1.BreakerState
 }
 var file_quire_v1_page_proto_depIdxs = []int32{
-	39, // 0: quire.v1.GetCapabilitiesResponse.max_lease:type_name -> google.protobuf.Duration
-	39, // 1: quire.v1.GetCapabilitiesResponse.default_lease:type_name -> google.protobuf.Duration
-	40, // 2: quire.v1.BatchExistsRequest.namespace:type_name -> quire.v1.NamespaceRef
-	41, // 3: quire.v1.BatchExistsRequest.runs:type_name -> quire.v1.KeyRun
-	42, // 4: quire.v1.BatchExistsRequest.view:type_name -> quire.v1.View
-	39, // 5: quire.v1.BatchExistsRequest.lease:type_name -> google.protobuf.Duration
-	7,  // 6: quire.v1.BatchExistsResponse.lease:type_name -> quire.v1.LeaseGrant
-	39, // 7: quire.v1.LeaseGrant.ttl:type_name -> google.protobuf.Duration
-	40, // 8: quire.v1.BeginPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
-	41, // 9: quire.v1.BeginPublishRequest.run:type_name -> quire.v1.KeyRun
-	9,  // 10: quire.v1.BeginPublishRequest.pages:type_name -> quire.v1.PublishPage
-	39, // 11: quire.v1.BeginPublishRequest.lease:type_name -> google.protobuf.Duration
-	43, // 12: quire.v1.BeginPublishRequest.durability:type_name -> quire.v1.Durability
-	42, // 13: quire.v1.PublishPage.view:type_name -> quire.v1.View
-	11, // 14: quire.v1.BeginPublishResponse.token:type_name -> quire.v1.FencingToken
-	39, // 15: quire.v1.BeginPublishResponse.lease:type_name -> google.protobuf.Duration
-	44, // 16: quire.v1.BeginPublishResponse.pages:type_name -> quire.v1.PageStatus
-	11, // 17: quire.v1.WritePagesRequest.token:type_name -> quire.v1.FencingToken
-	40, // 18: quire.v1.WritePagesRequest.namespace:type_name -> quire.v1.NamespaceRef
-	44, // 19: quire.v1.WritePagesResponse.pages:type_name -> quire.v1.PageStatus
-	11, // 20: quire.v1.CommitPublishRequest.token:type_name -> quire.v1.FencingToken
-	40, // 21: quire.v1.CommitPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
-	15, // 22: quire.v1.CommitPublishRequest.pages:type_name -> quire.v1.CommitPage
-	44, // 23: quire.v1.CommitPublishResponse.pages:type_name -> quire.v1.PageStatus
-	11, // 24: quire.v1.AbortPublishRequest.token:type_name -> quire.v1.FencingToken
-	40, // 25: quire.v1.AbortPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
-	40, // 26: quire.v1.RenewLeaseRequest.namespace:type_name -> quire.v1.NamespaceRef
-	11, // 27: quire.v1.RenewLeaseRequest.token:type_name -> quire.v1.FencingToken
-	39, // 28: quire.v1.RenewLeaseRequest.ttl:type_name -> google.protobuf.Duration
-	39, // 29: quire.v1.RenewLeaseResponse.ttl:type_name -> google.protobuf.Duration
-	40, // 30: quire.v1.ReleaseLeaseRequest.namespace:type_name -> quire.v1.NamespaceRef
-	41, // 31: quire.v1.ReleaseLeaseRequest.run:type_name -> quire.v1.KeyRun
-	40, // 32: quire.v1.FetchRequest.namespace:type_name -> quire.v1.NamespaceRef
-	41, // 33: quire.v1.FetchRequest.run:type_name -> quire.v1.KeyRun
-	42, // 34: quire.v1.FetchRequest.view:type_name -> quire.v1.View
-	24, // 35: quire.v1.FetchRequest.resume:type_name -> quire.v1.ResumePage
-	44, // 36: quire.v1.FetchResponse.trailer:type_name -> quire.v1.PageStatus
-	40, // 37: quire.v1.ReportCorruptRequest.namespace:type_name -> quire.v1.NamespaceRef
-	41, // 38: quire.v1.ReportCorruptRequest.run:type_name -> quire.v1.KeyRun
-	44, // 39: quire.v1.ReportCorruptResponse.pages:type_name -> quire.v1.PageStatus
-	40, // 40: quire.v1.BatchDeleteRequest.namespace:type_name -> quire.v1.NamespaceRef
-	41, // 41: quire.v1.BatchDeleteRequest.runs:type_name -> quire.v1.KeyRun
-	44, // 42: quire.v1.BatchDeleteResponse.pages:type_name -> quire.v1.PageStatus
-	40, // 43: quire.v1.TouchRequest.namespace:type_name -> quire.v1.NamespaceRef
-	41, // 44: quire.v1.TouchRequest.runs:type_name -> quire.v1.KeyRun
-	44, // 45: quire.v1.TouchResponse.pages:type_name -> quire.v1.PageStatus
-	40, // 46: quire.v1.PinRequest.namespace:type_name -> quire.v1.NamespaceRef
-	41, // 47: quire.v1.PinRequest.runs:type_name -> quire.v1.KeyRun
-	44, // 48: quire.v1.PinResponse.pages:type_name -> quire.v1.PageStatus
-	40, // 49: quire.v1.WatchPagesRequest.namespace:type_name -> quire.v1.NamespaceRef
-	36, // 50: quire.v1.WatchPagesResponse.events:type_name -> quire.v1.PageEvent
-	0,  // 51: quire.v1.PageEvent.kind:type_name -> quire.v1.PageEvent.Kind
-	42, // 52: quire.v1.PageEvent.view:type_name -> quire.v1.View
-	45, // 53: quire.v1.PageEvent.reason:type_name -> quire.v1.Reason
-	40, // 54: quire.v1.ReportRequest.namespace:type_name -> quire.v1.NamespaceRef
-	46, // 55: quire.v1.ReportRequest.counters:type_name -> quire.v1.EngineCounters
-	47, // 56: quire.v1.ReportRequest.breaker:type_name -> quire.v1.BreakerState
-	39, // 57: quire.v1.ReportRequest.uptime:type_name -> google.protobuf.Duration
-	39, // 58: quire.v1.ReportResponse.interval:type_name -> google.protobuf.Duration
-	1,  // 59: quire.v1.PageService.GetCapabilities:input_type -> quire.v1.GetCapabilitiesRequest
-	3,  // 60: quire.v1.PageService.Attach:input_type -> quire.v1.AttachRequest
-	5,  // 61: quire.v1.PageService.BatchExists:input_type -> quire.v1.BatchExistsRequest
-	8,  // 62: quire.v1.PageService.BeginPublish:input_type -> quire.v1.BeginPublishRequest
-	12, // 63: quire.v1.PageService.WritePages:input_type -> quire.v1.WritePagesRequest
-	14, // 64: quire.v1.PageService.CommitPublish:input_type -> quire.v1.CommitPublishRequest
-	17, // 65: quire.v1.PageService.AbortPublish:input_type -> quire.v1.AbortPublishRequest
-	19, // 66: quire.v1.PageService.RenewLease:input_type -> quire.v1.RenewLeaseRequest
-	21, // 67: quire.v1.PageService.ReleaseLease:input_type -> quire.v1.ReleaseLeaseRequest
-	23, // 68: quire.v1.PageService.Fetch:input_type -> quire.v1.FetchRequest
-	26, // 69: quire.v1.PageService.ReportCorrupt:input_type -> quire.v1.ReportCorruptRequest
-	28, // 70: quire.v1.PageService.BatchDelete:input_type -> quire.v1.BatchDeleteRequest
-	30, // 71: quire.v1.PageService.Touch:input_type -> quire.v1.TouchRequest
-	32, // 72: quire.v1.PageService.Pin:input_type -> quire.v1.PinRequest
-	34, // 73: quire.v1.PageService.WatchPages:input_type -> quire.v1.WatchPagesRequest
-	37, // 74: quire.v1.PageService.Report:input_type -> quire.v1.ReportRequest
-	2,  // 75: quire.v1.PageService.GetCapabilities:output_type -> quire.v1.GetCapabilitiesResponse
-	4,  // 76: quire.v1.PageService.Attach:output_type -> quire.v1.AttachResponse
-	6,  // 77: quire.v1.PageService.BatchExists:output_type -> quire.v1.BatchExistsResponse
-	10, // 78: quire.v1.PageService.BeginPublish:output_type -> quire.v1.BeginPublishResponse
-	13, // 79: quire.v1.PageService.WritePages:output_type -> quire.v1.WritePagesResponse
-	16, // 80: quire.v1.PageService.CommitPublish:output_type -> quire.v1.CommitPublishResponse
-	18, // 81: quire.v1.PageService.AbortPublish:output_type -> quire.v1.AbortPublishResponse
-	20, // 82: quire.v1.PageService.RenewLease:output_type -> quire.v1.RenewLeaseResponse
-	22, // 83: quire.v1.PageService.ReleaseLease:output_type -> quire.v1.ReleaseLeaseResponse
-	25, // 84: quire.v1.PageService.Fetch:output_type -> quire.v1.FetchResponse
-	27, // 85: quire.v1.PageService.ReportCorrupt:output_type -> quire.v1.ReportCorruptResponse
-	29, // 86: quire.v1.PageService.BatchDelete:output_type -> quire.v1.BatchDeleteResponse
-	31, // 87: quire.v1.PageService.Touch:output_type -> quire.v1.TouchResponse
-	33, // 88: quire.v1.PageService.Pin:output_type -> quire.v1.PinResponse
-	35, // 89: quire.v1.PageService.WatchPages:output_type -> quire.v1.WatchPagesResponse
-	38, // 90: quire.v1.PageService.Report:output_type -> quire.v1.ReportResponse
-	75, // [75:91] is the sub-list for method output_type
-	59, // [59:75] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	42, // 0: quire.v1.GetCapabilitiesResponse.max_lease:type_name -> google.protobuf.Duration
+	42, // 1: quire.v1.GetCapabilitiesResponse.default_lease:type_name -> google.protobuf.Duration
+	43, // 2: quire.v1.BatchExistsRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 3: quire.v1.BatchExistsRequest.runs:type_name -> quire.v1.KeyRun
+	45, // 4: quire.v1.BatchExistsRequest.view:type_name -> quire.v1.View
+	42, // 5: quire.v1.BatchExistsRequest.lease:type_name -> google.protobuf.Duration
+	9,  // 6: quire.v1.BatchExistsResponse.lease:type_name -> quire.v1.LeaseGrant
+	42, // 7: quire.v1.LeaseGrant.ttl:type_name -> google.protobuf.Duration
+	43, // 8: quire.v1.BeginPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 9: quire.v1.BeginPublishRequest.run:type_name -> quire.v1.KeyRun
+	12, // 10: quire.v1.BeginPublishRequest.pages:type_name -> quire.v1.PublishPage
+	42, // 11: quire.v1.BeginPublishRequest.lease:type_name -> google.protobuf.Duration
+	46, // 12: quire.v1.BeginPublishRequest.durability:type_name -> quire.v1.Durability
+	11, // 13: quire.v1.BeginPublishRequest.hint:type_name -> quire.v1.Hint
+	0,  // 14: quire.v1.Hint.category:type_name -> quire.v1.WorkCategory
+	42, // 15: quire.v1.Hint.expected_reuse:type_name -> google.protobuf.Duration
+	1,  // 16: quire.v1.Hint.next:type_name -> quire.v1.NextStep
+	45, // 17: quire.v1.PublishPage.view:type_name -> quire.v1.View
+	14, // 18: quire.v1.BeginPublishResponse.token:type_name -> quire.v1.FencingToken
+	42, // 19: quire.v1.BeginPublishResponse.lease:type_name -> google.protobuf.Duration
+	47, // 20: quire.v1.BeginPublishResponse.pages:type_name -> quire.v1.PageStatus
+	14, // 21: quire.v1.WritePagesRequest.token:type_name -> quire.v1.FencingToken
+	43, // 22: quire.v1.WritePagesRequest.namespace:type_name -> quire.v1.NamespaceRef
+	47, // 23: quire.v1.WritePagesResponse.pages:type_name -> quire.v1.PageStatus
+	14, // 24: quire.v1.CommitPublishRequest.token:type_name -> quire.v1.FencingToken
+	43, // 25: quire.v1.CommitPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
+	18, // 26: quire.v1.CommitPublishRequest.pages:type_name -> quire.v1.CommitPage
+	47, // 27: quire.v1.CommitPublishResponse.pages:type_name -> quire.v1.PageStatus
+	14, // 28: quire.v1.AbortPublishRequest.token:type_name -> quire.v1.FencingToken
+	43, // 29: quire.v1.AbortPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
+	43, // 30: quire.v1.RenewLeaseRequest.namespace:type_name -> quire.v1.NamespaceRef
+	14, // 31: quire.v1.RenewLeaseRequest.token:type_name -> quire.v1.FencingToken
+	42, // 32: quire.v1.RenewLeaseRequest.ttl:type_name -> google.protobuf.Duration
+	42, // 33: quire.v1.RenewLeaseResponse.ttl:type_name -> google.protobuf.Duration
+	43, // 34: quire.v1.ReleaseLeaseRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 35: quire.v1.ReleaseLeaseRequest.run:type_name -> quire.v1.KeyRun
+	43, // 36: quire.v1.FetchRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 37: quire.v1.FetchRequest.run:type_name -> quire.v1.KeyRun
+	45, // 38: quire.v1.FetchRequest.view:type_name -> quire.v1.View
+	27, // 39: quire.v1.FetchRequest.resume:type_name -> quire.v1.ResumePage
+	47, // 40: quire.v1.FetchResponse.trailer:type_name -> quire.v1.PageStatus
+	43, // 41: quire.v1.ReportCorruptRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 42: quire.v1.ReportCorruptRequest.run:type_name -> quire.v1.KeyRun
+	47, // 43: quire.v1.ReportCorruptResponse.pages:type_name -> quire.v1.PageStatus
+	43, // 44: quire.v1.BatchDeleteRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 45: quire.v1.BatchDeleteRequest.runs:type_name -> quire.v1.KeyRun
+	47, // 46: quire.v1.BatchDeleteResponse.pages:type_name -> quire.v1.PageStatus
+	43, // 47: quire.v1.TouchRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 48: quire.v1.TouchRequest.runs:type_name -> quire.v1.KeyRun
+	11, // 49: quire.v1.TouchRequest.hint:type_name -> quire.v1.Hint
+	47, // 50: quire.v1.TouchResponse.pages:type_name -> quire.v1.PageStatus
+	43, // 51: quire.v1.PinRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 52: quire.v1.PinRequest.runs:type_name -> quire.v1.KeyRun
+	47, // 53: quire.v1.PinResponse.pages:type_name -> quire.v1.PageStatus
+	43, // 54: quire.v1.WatchPagesRequest.namespace:type_name -> quire.v1.NamespaceRef
+	39, // 55: quire.v1.WatchPagesResponse.events:type_name -> quire.v1.PageEvent
+	2,  // 56: quire.v1.PageEvent.kind:type_name -> quire.v1.PageEvent.Kind
+	45, // 57: quire.v1.PageEvent.view:type_name -> quire.v1.View
+	48, // 58: quire.v1.PageEvent.reason:type_name -> quire.v1.Reason
+	43, // 59: quire.v1.ReportRequest.namespace:type_name -> quire.v1.NamespaceRef
+	49, // 60: quire.v1.ReportRequest.counters:type_name -> quire.v1.EngineCounters
+	50, // 61: quire.v1.ReportRequest.breaker:type_name -> quire.v1.BreakerState
+	42, // 62: quire.v1.ReportRequest.uptime:type_name -> google.protobuf.Duration
+	42, // 63: quire.v1.ReportResponse.interval:type_name -> google.protobuf.Duration
+	3,  // 64: quire.v1.PageService.GetCapabilities:input_type -> quire.v1.GetCapabilitiesRequest
+	5,  // 65: quire.v1.PageService.Attach:input_type -> quire.v1.AttachRequest
+	7,  // 66: quire.v1.PageService.BatchExists:input_type -> quire.v1.BatchExistsRequest
+	10, // 67: quire.v1.PageService.BeginPublish:input_type -> quire.v1.BeginPublishRequest
+	15, // 68: quire.v1.PageService.WritePages:input_type -> quire.v1.WritePagesRequest
+	17, // 69: quire.v1.PageService.CommitPublish:input_type -> quire.v1.CommitPublishRequest
+	20, // 70: quire.v1.PageService.AbortPublish:input_type -> quire.v1.AbortPublishRequest
+	22, // 71: quire.v1.PageService.RenewLease:input_type -> quire.v1.RenewLeaseRequest
+	24, // 72: quire.v1.PageService.ReleaseLease:input_type -> quire.v1.ReleaseLeaseRequest
+	26, // 73: quire.v1.PageService.Fetch:input_type -> quire.v1.FetchRequest
+	29, // 74: quire.v1.PageService.ReportCorrupt:input_type -> quire.v1.ReportCorruptRequest
+	31, // 75: quire.v1.PageService.BatchDelete:input_type -> quire.v1.BatchDeleteRequest
+	33, // 76: quire.v1.PageService.Touch:input_type -> quire.v1.TouchRequest
+	35, // 77: quire.v1.PageService.Pin:input_type -> quire.v1.PinRequest
+	37, // 78: quire.v1.PageService.WatchPages:input_type -> quire.v1.WatchPagesRequest
+	40, // 79: quire.v1.PageService.Report:input_type -> quire.v1.ReportRequest
+	4,  // 80: quire.v1.PageService.GetCapabilities:output_type -> quire.v1.GetCapabilitiesResponse
+	6,  // 81: quire.v1.PageService.Attach:output_type -> quire.v1.AttachResponse
+	8,  // 82: quire.v1.PageService.BatchExists:output_type -> quire.v1.BatchExistsResponse
+	13, // 83: quire.v1.PageService.BeginPublish:output_type -> quire.v1.BeginPublishResponse
+	16, // 84: quire.v1.PageService.WritePages:output_type -> quire.v1.WritePagesResponse
+	19, // 85: quire.v1.PageService.CommitPublish:output_type -> quire.v1.CommitPublishResponse
+	21, // 86: quire.v1.PageService.AbortPublish:output_type -> quire.v1.AbortPublishResponse
+	23, // 87: quire.v1.PageService.RenewLease:output_type -> quire.v1.RenewLeaseResponse
+	25, // 88: quire.v1.PageService.ReleaseLease:output_type -> quire.v1.ReleaseLeaseResponse
+	28, // 89: quire.v1.PageService.Fetch:output_type -> quire.v1.FetchResponse
+	30, // 90: quire.v1.PageService.ReportCorrupt:output_type -> quire.v1.ReportCorruptResponse
+	32, // 91: quire.v1.PageService.BatchDelete:output_type -> quire.v1.BatchDeleteResponse
+	34, // 92: quire.v1.PageService.Touch:output_type -> quire.v1.TouchResponse
+	36, // 93: quire.v1.PageService.Pin:output_type -> quire.v1.PinResponse
+	38, // 94: quire.v1.PageService.WatchPages:output_type -> quire.v1.WatchPagesResponse
+	41, // 95: quire.v1.PageService.Report:output_type -> quire.v1.ReportResponse
+	80, // [80:96] is the sub-list for method output_type
+	64, // [64:80] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_quire_v1_page_proto_init() }
@@ -2841,12 +3058,12 @@ func file_quire_v1_page_proto_init() {
 		return
 	}
 	file_quire_v1_common_proto_init()
-	file_quire_v1_page_proto_msgTypes[8].OneofWrappers = []any{
+	file_quire_v1_page_proto_msgTypes[9].OneofWrappers = []any{
 		(*PublishPage_ParentHash)(nil),
 		(*PublishPage_ParentUnknown)(nil),
 		(*PublishPage_Root)(nil),
 	}
-	file_quire_v1_page_proto_msgTypes[18].OneofWrappers = []any{
+	file_quire_v1_page_proto_msgTypes[19].OneofWrappers = []any{
 		(*RenewLeaseRequest_LeaseId)(nil),
 		(*RenewLeaseRequest_Token)(nil),
 	}
@@ -2855,8 +3072,8 @@ func file_quire_v1_page_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quire_v1_page_proto_rawDesc), len(file_quire_v1_page_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   38,
+			NumEnums:      3,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
