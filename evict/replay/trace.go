@@ -1,5 +1,7 @@
-// Package replay reads request traces. It knows the format of the Mooncake traces: one JSON object a line, 512-token
-// blocks, chained by prefix, so that equal block ids at equal places are equal prefixes.
+// Package replay runs request traces through eviction policies, and says what no policy can beat: a trace is loaded into
+// a Workload, which Replay takes through a policy; UpperBound and FeasibleBelady are what the result is compared with.
+// Fit makes traces that are like a real one. The Mooncake format has one JSON object a line and 512-token blocks, chained
+// by prefix, so that equal block ids at equal places are equal prefixes.
 package replay
 
 import (
@@ -40,11 +42,20 @@ type Request struct {
 	InputTokens  int      `json:"input_length"`  // of the prompt
 	OutputTokens int      `json:"output_length"` // generated
 	Blocks       []uint64 `json:"hash_ids"`      // of the prompt; the last may be partial
+
+	// Of a recording (docs/formats/trace.md) alone:
+	PageTokens int     `json:"page_tokens"` // of each block; 0: BlockTokens
+	Asked      int     `json:"asked"`       // the first of Blocks: looked up. The others were published only
+	Depth      *int    `json:"depth"`       // pages before Blocks; nil: nobody said
+	Parent     *uint64 `json:"parent"`      // the page before Blocks; nil: there is none, or nobody said
+	Tenant     int     `json:"tenant"`
+	Namespace  int     `json:"namespace"`
+	Group      int     `json:"group"`
 }
 
 // FullBlocks are the blocks that the prompt fills: only those have pages.
 func (r *Request) FullBlocks() []uint64 {
-	return r.Blocks[:min(len(r.Blocks), r.InputTokens/BlockTokens)]
+	return r.Blocks[:min(len(r.Blocks), r.InputTokens/r.blockTokens())]
 }
 
 // Reader reads a trace request by request. Memory is bounded by one line.
@@ -68,34 +79,53 @@ func (r *Reader) Next() (Request, error) {
 			continue
 		}
 		var q Request
-		if err := json.Unmarshal(r.lines.Bytes(), &q); err != nil {
-			return Request{}, &LineError{r.line, err.Error()}
+		if err := decode(r.lines, r.line, &q); err != nil {
+			return Request{}, err
 		}
 		if text := q.wrong(); text != "" {
 			return Request{}, &LineError{r.line, text}
 		}
 		return q, nil
 	}
-	if err := r.lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-		return Request{}, &LineError{r.line + 1, fmt.Sprintf("longer than %d bytes", maxLineBytes)}
-	} else if err != nil {
-		return Request{}, fmt.Errorf("read trace: %w", err)
+	return Request{}, ended(r.lines, r.line)
+}
+
+// decode reads the line at hand. One that was cut off by a failing reader is that reader's error.
+func decode(lines *bufio.Scanner, line int, v any) error {
+	err := json.Unmarshal(lines.Bytes(), v)
+	if err == nil {
+		return nil
 	}
-	return Request{}, io.EOF
+	if cut := lines.Err(); cut != nil {
+		return fmt.Errorf("read trace line %d: %w", line, cut)
+	}
+	return &LineError{line, err.Error()}
+}
+
+// ended is why there is no line behind this one: io.EOF, or what is wrong.
+func ended(lines *bufio.Scanner, line int) error {
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return &LineError{line + 1, fmt.Sprintf("longer than %d bytes", maxLineBytes)}
+	} else if err != nil {
+		return fmt.Errorf("read trace line %d: %w", line+1, err)
+	}
+	return io.EOF
 }
 
 func (r *Request) wrong() string {
 	switch {
 	case r.TimestampMS < 0:
 		return fmt.Sprintf("timestamp %d is negative", r.TimestampMS)
+	case r.PageTokens < 0 || r.PageTokens > maxTokens:
+		return fmt.Sprintf("page_tokens %d is not between 0 and %d", r.PageTokens, maxTokens)
 	case r.InputTokens < 0 || r.InputTokens > maxTokens:
 		return fmt.Sprintf("input_length %d is not between 0 and %d", r.InputTokens, maxTokens)
 	case r.OutputTokens < 0 || r.OutputTokens > maxTokens:
 		return fmt.Sprintf("output_length %d is not between 0 and %d", r.OutputTokens, maxTokens)
 	case len(r.Blocks) > maxBlocks:
 		return fmt.Sprintf("%d hash_ids, at most %d", len(r.Blocks), maxBlocks)
-	case len(r.Blocks) < r.InputTokens/BlockTokens:
-		return fmt.Sprintf("%d hash_ids for %d tokens, want at least %d", len(r.Blocks), r.InputTokens, r.InputTokens/BlockTokens)
+	case len(r.Blocks) < r.InputTokens/r.blockTokens():
+		return fmt.Sprintf("%d hash_ids for %d tokens, want at least %d", len(r.Blocks), r.InputTokens, r.InputTokens/r.blockTokens())
 	}
 	return ""
 }

@@ -32,6 +32,7 @@ var rooms = map[string]room{
 	"kernels":            {never: noWorld, why: "bytes only; equal results for Go, SIMD and CUDA"},
 	"store/page":         {never: noWorld, why: "what a page is; imports nothing of ours"},
 	"evict":              {may: []string{"internal/offheap"}, never: noWorld, why: "pure policy"},
+	"evict/classic":      {may: []string{"evict"}, never: noWorld, why: "the policies that ours is measured against"},
 	"evict/...":          {may: []string{"evict", "evict/...", "internal/offheap"}, never: noWorld, why: "policies and their replay"},
 	"internal/clock":     {why: "the only source of time"},
 	"internal/invariant": {why: "checks that tests turn on"},
@@ -75,7 +76,7 @@ var rooms = map[string]room{
 	"internal/doctor": {may: []string{"internal/sysmem", "namespace", "namespace/pebbleregistry", "store/disk"}, why: "looks at what a server left, offline, and at the machine"},
 	"internal/demo":   {may: []string{"*"}, why: "a server and two engines in one process"},
 	"internal/bench":  {may: []string{"*"}, why: "measures every part"},
-	"cmd/quire":       {may: []string{"internal/...", "namespace", "proto/quire/v1", "reason", "store/client", "store/page", "store/rpc", "kernels"}, why: "a client of the server; serve goes through internal/daemon"},
+	"cmd/quire":       {may: []string{"evict", "evict/replay", "internal/...", "namespace", "proto/quire/v1", "reason", "store/client", "store/page", "store/rpc", "kernels"}, why: "a client of the server; serve goes through internal/daemon, replay through evict/replay"},
 	"e2e":             {may: []string{"*"}, why: "tests only"},
 	"e2e/...":         {may: []string{"*"}, why: "tests only"},
 }
@@ -92,6 +93,7 @@ var owners = map[string][]string{
 	"go.yaml.in/yaml":                   {"namespace", "internal/daemon"},
 	"google.golang.org/grpc":            {"proto/quire/v1", "store/rpc", "store/frame", "store/server", "store/server/shm", "store/client", "store/client/...", "internal/auth", "internal/daemon", "internal/demo", "internal/bench", "cmd/quire", "e2e", "e2e/..."},
 	"golang.org/x/sys":                  {"internal/doctor", "internal/offheap", "internal/sysmem", "internal/bench", "kernels", "store/disk", "store/host", "store/frame", "store/shm", "store/shm/socket", "store/server/shm", "store/client"},
+	"github.com/go-analyze/charts":      {"cmd/quire"},
 	"github.com/schollz/progressbar":    {"internal/demo", "internal/bench", "cmd/quire"},
 	"github.com/cockroachdb/datadriven": {}, "pgregory.net/rapid": {}, "go.uber.org/goleak": {}, "github.com/anishathalye/porcupine": {},
 }
