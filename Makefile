@@ -10,7 +10,7 @@ STATICCHECK := $(GO) tool -modfile=tools/go.mod staticcheck
 BUF         := $(GO) tool -modfile=tools/buf/go.mod buf
 
 # The race detector runs where goroutines are; pure packages are replayed without it. Each package runs once.
-RACE_DIRS := store store/frame store/server store/server/data store/server/shm store/shm/socket store/client store/host store/rpc namespace namespace/memregistry \
+RACE_DIRS := store store/frame store/server store/server/data store/server/record store/server/shm store/shm/socket store/client store/host store/rpc namespace namespace/memregistry \
              namespace/pebbleregistry internal/auth internal/daemon internal/demo internal/pebblefuse store/disk store/disk/index e2e
 RACE      := $(foreach d,$(RACE_DIRS),$(if $(wildcard $(d)/*_test.go),./$(d)))
 

@@ -143,7 +143,7 @@ func (d *Daemon) openStore(ctx context.Context, deps Deps) (err error) {
 
 func (d *Daemon) serverOptions(deps Deps) server.Options {
 	c := &d.config
-	return server.Options{
+	o := server.Options{
 		Store: d.store, Registry: d.registry, Clock: deps.Clock, Version: deps.Version,
 		Auth: c.authMode(), Insecure: c.Insecure, Metrics: deps.Metrics, GRPC: d.tracing.options(),
 		Limits: server.Limits{
@@ -154,6 +154,10 @@ func (d *Daemon) serverOptions(deps Deps) server.Options {
 			d.log.Error("a handler panicked", "method", method, "panic", fmt.Sprint(value), "stack", string(stack))
 		},
 	}
+	if d.recorder != nil {
+		o.Recorder = d.recorder // a nil *Recorder is no nil Recorder
+	}
+	return o
 }
 
 // profiles says whether /debug/pprof is served: memory is for nobody else to see.

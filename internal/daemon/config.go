@@ -47,6 +47,9 @@ type Config struct {
 	TLSClientCA string // PEM file of the authority of client certificates (mtls)
 	Insecure    bool   // allows plain or unauthenticated service beyond loopback
 
+	Record           string // path of the recording of what is asked; empty: nothing is recorded
+	RecordLimitBytes uint64 // of all recordings of that name together: hard bound
+
 	LogLevel     string // debug, info, warn, error
 	LogFormat    string // text, json
 	OTLPEndpoint string // URL of an OTLP/gRPC collector, http or https; empty: no traces
@@ -78,6 +81,7 @@ const (
 	maxMaxKeys           = 1 << 18 // 16 MiB of the longest hashes
 	defaultMaxBatchBytes = 1 << 30
 	defaultMaxChunkBytes = 1 << 20
+	defaultRecordLimit   = 1 << 30
 	minChunkBytes        = 64 << 10 // one piece
 	maxMaxChunkBytes     = 4 << 20
 	minMessageBytes      = 32 << 20
@@ -122,6 +126,7 @@ func (c Config) Resolve(availableBytes uint64) Config {
 	c.MaxKeys = cmp.Or(c.MaxKeys, defaultMaxKeys)
 	c.MaxBatchBytes = cmp.Or(c.MaxBatchBytes, min(defaultMaxBatchBytes, c.MemoryBytes))
 	c.MaxChunkBytes = cmp.Or(c.MaxChunkBytes, defaultMaxChunkBytes)
+	c.RecordLimitBytes = cmp.Or(c.RecordLimitBytes, defaultRecordLimit)
 	return c
 }
 
@@ -315,6 +320,7 @@ func (c *Config) validateSizes(bad badFunc) {
 	size("metadata", c.MetadataBytes, minMetadataBytes, max(minMetadataBytes, c.MemoryBytes/2))
 	size("max_chunk", c.MaxChunkBytes, minChunkBytes, maxMaxChunkBytes)
 	size("max_batch", c.MaxBatchBytes, minChunkBytes, anyBytes)
+	size("record_limit", c.RecordLimitBytes, mib, anyBytes)
 	count("shards", c.Shards, maxShards)
 	count("max_keys", c.MaxKeys, maxMaxKeys)
 	span("drain_timeout", c.DrainTimeout, time.Millisecond, time.Hour)

@@ -2,8 +2,8 @@
 // stop. The serve command, the demo and the end-to-end tests all start the same one. Config is built for every
 // platform; the server itself for Linux.
 //
-//	Start: admin HTTP -> registry -> operator token -> tiers -> store -> recovery -> gRPC, data, shm -> SERVING
-//	Stop:  NOT_SERVING -> drain within the deadline -> gRPC, data, shm -> store -> registry -> traces -> admin HTTP
+//	Start: admin HTTP -> registry -> operator token -> tiers -> store -> recording -> recovery -> gRPC, data, shm -> SERVING
+//	Stop:  NOT_SERVING -> drain within the deadline -> gRPC, data, shm -> recording -> store -> registry -> traces -> admin HTTP
 package daemon
 
 import "errors"

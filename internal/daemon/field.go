@@ -56,6 +56,8 @@ func Fields() []Field {
 		text("tls_key", "PEM `file` of the server's key", func(c *Config) *string { return &c.TLSKey }),
 		text("tls_client_ca", "PEM `file` of the authority that signs client certificates (auth mtls)", func(c *Config) *string { return &c.TLSClientCA }),
 		boolean("insecure", "allow service beyond loopback without TLS or authentication", func(c *Config) *bool { return &c.Insecure }),
+		text("record", "`path` of a recording of which pages are asked for and when, under names that tell nothing, for quire replay; where there is one of that name, it stays and the new one gets a number (default none)", func(c *Config) *string { return &c.Record }),
+		bound("record_limit", "`size` at which recording stops, all recordings of that name together (default 1GiB)", func(c *Config) *uint64 { return &c.RecordLimitBytes }),
 		text("log_level", "`level`: debug, info, warn or error (default info)", func(c *Config) *string { return &c.LogLevel }),
 		text("log_format", "`format`: text or json (default text)", func(c *Config) *string { return &c.LogFormat }),
 		text("otlp_endpoint", "`URL` of an OTLP/gRPC collector for traces, for example http://127.0.0.1:4317; empty sends none", func(c *Config) *string { return &c.OTLPEndpoint }),

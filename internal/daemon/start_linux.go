@@ -17,6 +17,7 @@ import (
 	"github.com/quire-kv/quire/store/disk"
 	"github.com/quire-kv/quire/store/host"
 	"github.com/quire-kv/quire/store/server"
+	"github.com/quire-kv/quire/store/server/record"
 	"github.com/quire-kv/quire/store/shm/socket"
 	"github.com/quire-kv/quire/store/tier"
 )
@@ -34,7 +35,8 @@ type Daemon struct {
 	disk     *disk.Driver // nil: there is none
 	store    *store.Store
 	server   *server.Server
-	tls      *tls.Config // of the services that others reach; nil: plain text
+	recorder *record.Recorder // nil: nothing is recorded
+	tls      *tls.Config      // of the services that others reach; nil: plain text
 	tracing  *tracing
 	admin    *admin // nil: off
 
@@ -85,6 +87,9 @@ func (d *Daemon) start(ctx context.Context, deps Deps) (err error) {
 		return err
 	}
 	if d.tracing, err = startTracing(ctx, &d.config, deps.Version); err != nil {
+		return err
+	}
+	if err = d.startRecorder(deps); err != nil {
 		return err
 	}
 	if err = d.newServer(deps); err != nil {
@@ -233,6 +238,9 @@ func (d *Daemon) release(ctx context.Context) error {
 	}
 	if d.server != nil {
 		end("stop server", d.server.Stop(ctx)) // after Stop: nothing to do
+	}
+	if d.recorder != nil {
+		end("end the recording", d.recorder.Close(ctx))
 	}
 	if d.store != nil {
 		end("close store", d.store.Close(ctx))

@@ -58,6 +58,7 @@ func (s pageService) BatchExists(ctx context.Context, r *quirev1.BatchExistsRequ
 		return nil, answer(why, nil)
 	}
 	n.metrics.lookups(keys, out.Present)
+	n.record(AccessLookup, &a, scratch.runs...)
 	return out, nil
 }
 
@@ -79,6 +80,7 @@ func (n *node) lookup(ctx context.Context, a *asked, runs []core.Run, v page.Vie
 		out.Lease = &quirev1.LeaseGrant{LeaseId: got.Lease[:], Ttl: durationpb.New(got.TTL), Covered: got.Covered}
 	}
 	n.metrics.lookups(keys, got.Present)
+	n.record(AccessLookup, a, runs...)
 	return out, nil
 }
 

@@ -80,6 +80,7 @@ func (s pageService) Fetch(r *quirev1.FetchRequest, stream grpc.ServerStreamingS
 		}
 		return err
 	}
+	n.record(AccessFetch, &a, req.Run)
 	f := &fetch{
 		node: n, stream: stream, reading: reading, moved: new(atomic.Int64), scratch: n.fetchScratches.Get().(*fetchScratch),
 		bytes: &n.metrics.fetchBytes.of[s.transport(ctx)], sharing: rpc.SharingFrom(ctx),

@@ -33,8 +33,9 @@ type Options struct {
 	// DataAddress and ShmSocket are told by GetCapabilities: where the page service speaks frames. Empty: nowhere.
 	DataAddress, ShmSocket string
 
-	Metrics prometheus.Registerer // nil: none are registered
-	GRPC    []grpc.ServerOption   // more options: tracing
+	Metrics  prometheus.Registerer // nil: none are registered
+	Recorder Recorder              // nil: nothing is recorded
+	GRPC     []grpc.ServerOption   // more options: tracing
 	// Panicked is told what a handler panicked with and where; the caller gets INTERNAL. nil: nobody is told.
 	Panicked func(method string, value any, stack []byte)
 }

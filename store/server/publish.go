@@ -31,6 +31,7 @@ func (s pageService) BeginPublish(ctx context.Context, r *quirev1.BeginPublishRe
 	if err := answer(why, err); err != nil {
 		return nil, err
 	}
+	n.recordPublish(&a, &req)
 	out := &quirev1.BeginPublishResponse{Token: tokenToProto(got.Token), Pages: n.pageStatuses(n.metrics.begin, got.Pages)}
 	if out.Token != nil {
 		out.Lease = durationpb.New(got.TTL)
