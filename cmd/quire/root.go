@@ -53,7 +53,7 @@ Exit codes: 0 done, 1 failure, 2 wrong use, 3 not found, 4 mismatch or precondit
 	a.globalFlags(root.PersistentFlags())
 	root.AddCommand(
 		a.serveCommand(), a.nsCommand(), a.modelCommand(), a.pageCommand(), a.leaseCommand(), a.tokenCommand(), a.tenantCommand(), a.tlsCommand(),
-		a.statusCommand(), a.scrubCommand(), a.doctorCommand(), a.versionCommand(),
+		a.statusCommand(), a.topCommand(), a.scrubCommand(), a.doctorCommand(), a.versionCommand(),
 	)
 	root.AddCommand(laterCommands(a)...)
 	finish(root)

@@ -76,7 +76,7 @@ func TestJSONParses(t *testing.T) {
 		"quire ns open example:smollm2-135m", "quire ns open example:smollm2-135m --dry-run", "quire ns example", "quire ns list",
 		"quire ns show $1", "quire ns diff $1 example:smollm2-135m", "quire ns diff $1 example:llama-3-8b",
 		"quire page exists $1 @hello", "quire page get $1 @hello", "quire page explain $1 @hello", "quire page explain $1 @other",
-		"quire page delete $1 @hello", "quire lease list", "quire token list", "quire status", "quire scrub", "quire version", "quire ns drain $1",
+		"quire page delete $1 @hello", "quire lease list", "quire token list", "quire status", "quire top --interval 100ms", "quire scrub", "quire version", "quire ns drain $1",
 	} {
 		if out, _, _ := s.raw(t, line+" -o json"); !json.Valid([]byte(out)) {
 			t.Errorf("%s -o json is no JSON:\n%s", line, out)

@@ -33,6 +33,8 @@ type tierView struct {
 	Live       uint64  `json:"live_bytes"`
 	Slack      uint64  `json:"slack_bytes"`
 	Metadata   uint64  `json:"metadata_bytes"`
+	Extents    uint64  `json:"extents"`
+	Evicted    uint64  `json:"evicted_pages"` // for room, since the start
 	Writable   bool    `json:"writable"`
 	WaterLevel float64 `json:"water_level"`
 	Trouble    string  `json:"trouble,omitempty"` // what keeps it from being writable, or is about to
@@ -56,7 +58,7 @@ func (a *app) statusCommand() *cobra.Command {
 	}
 }
 
-func (a *app) printStatus(s *quirev1.StatusResponse) error {
+func statusViewOf(s *quirev1.StatusResponse) statusView {
 	v := statusView{
 		Version: s.GetVersion(), BootID: hex.EncodeToString(s.GetBootId()), UptimeSeconds: s.GetUptime().AsDuration().Seconds(),
 		Pages: s.GetPages(), Extents: s.GetExtents(), ReadLeases: s.GetReadLeases(), Publications: s.GetPublications(),
@@ -64,8 +66,16 @@ func (a *app) printStatus(s *quirev1.StatusResponse) error {
 		MetadataCapacity: s.GetMetadataCapacityBytes(), Tiers: []tierView{},
 	}
 	for _, t := range s.GetTiers() {
-		v.Tiers = append(v.Tiers, tierView{t.GetTier(), t.GetCapacityBytes(), t.GetLiveBytes(), t.GetSlackBytes(), t.GetMetadataBytes(), t.GetWritable(), t.GetWaterLevel(), t.GetTrouble()})
+		v.Tiers = append(v.Tiers, tierView{
+			t.GetTier(), t.GetCapacityBytes(), t.GetLiveBytes(), t.GetSlackBytes(), t.GetMetadataBytes(), t.GetExtents(), t.GetEvictedPages(),
+			t.GetWritable(), t.GetWaterLevel(), t.GetTrouble(),
+		})
 	}
+	return v
+}
+
+func (a *app) printStatus(s *quirev1.StatusResponse) error {
+	v := statusViewOf(s)
 	return a.print(v, func(w io.Writer) error {
 		err := pairs(w,
 			[2]string{"server", a.server + ", version " + v.Version + ", up " + s.GetUptime().AsDuration().Round(time.Second).String()},

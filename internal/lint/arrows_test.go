@@ -95,6 +95,7 @@ var owners = map[string][]string{
 	"google.golang.org/grpc":            {"proto/quire/v1", "store/rpc", "store/frame", "store/server", "store/server/shm", "store/client", "store/client/...", "internal/auth", "internal/daemon", "internal/demo", "internal/bench", "cmd/quire", "e2e", "e2e/..."},
 	"golang.org/x/sys":                  {"internal/doctor", "internal/offheap", "internal/sysmem", "internal/bench", "kernels", "store/disk", "store/host", "store/frame", "store/shm", "store/shm/socket", "store/server/shm", "store/client"},
 	"github.com/go-analyze/charts":      {"cmd/quire"},
+	"github.com/gdamore/tcell":          {"cmd/quire"},
 	"github.com/schollz/progressbar":    {"internal/demo", "internal/bench", "cmd/quire"},
 	"github.com/cockroachdb/datadriven": {}, "pgregory.net/rapid": {}, "go.uber.org/goleak": {}, "github.com/anishathalye/porcupine": {},
 }
