@@ -11,7 +11,7 @@
 // A class is a size rounded up to 4 KiB, and a namespace epoch where that has slabs of its own. The first slab of a
 // class is 2 MiB, later ones double to 64 MiB, or to a 64th of a smaller tier; a slab is a whole number of slots, at
 // least one. On Linux a slab is a sealed memfd in huge pages where they can be had. A goroutine makes memory resident
-// ahead of its use; nothing waits for it.
+// ahead of its use; nothing waits for it. Fresh memory may be kept ready for the slabs of namespaces (Options.ReadyBytes).
 //
 // The bound holds at every moment for all that is held: slabs, blank memory, 16 bytes a slot, the fixed parts, and
 // the kernel's page tables. Memory that a mixed class gives up stays, blank, for the next; that of a namespace with

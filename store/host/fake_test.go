@@ -13,6 +13,7 @@ type fakeMemory struct {
 	reserves bool
 	mapErr   func(n int) error      // fate of the nth mapping, from 1
 	onPop    func(m *mapping) error // called by populate, without locks
+	trimErr  error
 	hintsAt  string
 
 	mu     sync.Mutex
@@ -41,6 +42,19 @@ func (f *fakeMemory) mapping(bytes int64, keepFile bool) (*mapping, error) {
 	f.bytes += bytes
 	f.peak = max(f.peak, f.bytes)
 	return m, nil
+}
+
+func (f *fakeMemory) reserve(bytes int64) (*mapping, error) { return f.mapping(bytes, true) }
+
+func (f *fakeMemory) trim(m *mapping, bytes int64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.trimErr != nil {
+		return f.trimErr
+	}
+	f.bytes -= m.bytes - bytes
+	m.mem, m.bytes = m.mem[:bytes:bytes], bytes
+	return nil
 }
 
 func (f *fakeMemory) populate(m *mapping, from, to int64) (int64, error) {

@@ -29,7 +29,7 @@ func costOfSharing(slots int64, c tier.Class) int64 {
 
 // mayGrow reports whether takeInNewSlab could find memory. Under mu.
 func (d *Driver) mayGrow(c tier.Class) bool {
-	return len(d.blank) > 0 || len(d.empty) > 0 || d.room() >= costOfSlab(fewestSlots(c.Bytes), c)
+	return len(d.blank) > 0 || len(d.ready) > 0 || len(d.empty) > 0 || d.room() >= costOfSlab(fewestSlots(c.Bytes), c)
 }
 
 // fewestSlots of a slab that takes the last of the room.
@@ -38,6 +38,7 @@ func fewestSlots(classBytes int64) int64 { return max(1, smallestSlabBytes/class
 // takeInNewSlab gives the class a slab and takes a slot of it. In order of preference:
 //
 //	a blank mapping of about the right size      no system call, populated already
+//	ready memory, cut to the size that is due    for a slab that is shared
 //	fresh memory, of the size that is due
 //	any blank mapping that is not too large
 //	fresh memory, after blank mappings were unmapped: as much as there is
@@ -54,6 +55,9 @@ func (d *Driver) takeInNewSlab(c tier.Class, n int64, o tier.Owner) (tier.Region
 		return d.cutAndTake(m, c, n, o)
 	}
 	slots := max(1, due/c.Bytes)
+	if m := d.readyFor(c, slots); m != nil {
+		return d.cutAndTake(m, c, n, o)
+	}
 	gone := []*mapping(nil)
 	if d.room() < costOfSlab(slots, c) {
 		gone = d.blankEmpties()
@@ -63,6 +67,7 @@ func (d *Driver) takeInNewSlab(c tier.Class, n int64, o tier.Owner) (tier.Region
 			return r, err
 		}
 		gone = append(gone, d.dropBlanks(costOfSlab(slots, c)-d.room())...)
+		gone = append(gone, d.dropReady(costOfSlab(slots, c)-d.room()-sizeOf(gone))...)
 	}
 	d.makingSlab = true
 	d.mu.Unlock()
@@ -233,6 +238,16 @@ func (d *Driver) dropBlanks(need int64) (gone []*mapping) {
 	return gone
 }
 
+// sizeOf is what unmapping brings.
+func sizeOf(gone []*mapping) (n int64) {
+	for _, m := range gone {
+		if m != nil {
+			n += m.bytes + mappingCost(m.bytes)
+		}
+	}
+	return n
+}
+
 // freshMapping asks the system for memory for up to slots slots, fewer when the room is short of them. With growing.
 func (d *Driver) freshMapping(c tier.Class, slots int64) (*mapping, error) {
 	d.mu.Lock()
@@ -323,7 +338,7 @@ func (d *Driver) leaveToPopulator(m *mapping) bool {
 	defer d.mu.Unlock()
 	m.doomed = m.busy
 	if !m.busy {
-		d.cold = slices.DeleteFunc(d.cold, func(x *mapping) bool { return x == m })
+		d.warm(m)
 	}
 	return m.busy
 }
@@ -337,4 +352,7 @@ func (d *Driver) forget(m *mapping, err error) {
 	d.unreserve(m.bytes, m.extra)
 	d.resident -= m.populated
 	d.huge -= m.huge
+	if m.private {
+		d.refillSoon()
+	}
 }

@@ -32,6 +32,8 @@ type Driver struct {
 	classes     map[tier.Class]*class
 	empty       []*slab    // without a live region, still of their class
 	blank       []*mapping // of no class
+	ready       []*mapping // of no class, never used by any, with a descriptor: see ready.go
+	refill      bool       // ready is to be refilled
 	cold        []*mapping // not populated to the end
 	oldHandles  []uint32   // of slabs that are gone, oldest first
 	wanted      *class     // will need a slab soon
@@ -78,6 +80,7 @@ func New(o Options) (*Driver, error) {
 		return nil, fmt.Errorf("host tier: first memory: %w", err)
 	}
 	d.populateAll()
+	d.refillSoon()
 	d.mover.start(d, o.Workers)
 	d.populator.Go(d.runPopulator)
 	return d, nil
@@ -270,7 +273,7 @@ func (d *Driver) Close() error {
 
 func (d *Driver) unmapAll() error {
 	d.mu.Lock()
-	all := d.blank
+	all := append(d.blank, d.ready...)
 	for _, s := range *d.table.Load() {
 		if s != nil {
 			all = append(all, s.mapping)
@@ -278,7 +281,7 @@ func (d *Driver) unmapAll() error {
 	}
 	d.table.Store(new([]*slab))
 	d.exported.Store(new([]*slab))
-	d.classes, d.empty, d.blank, d.cold, d.wanted = nil, nil, nil, nil, nil
+	d.classes, d.empty, d.blank, d.ready, d.cold, d.wanted = nil, nil, nil, nil, nil, nil
 	d.mu.Unlock()
 	errs := []error{d.unmapErr}
 	for _, m := range all {

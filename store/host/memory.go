@@ -10,6 +10,11 @@ type memory interface {
 	mapping(bytes int64, keepFile bool) (*mapping, error)
 	// share makes what clients on this host may be given of m: see export. It takes m's descriptor over.
 	share(m *mapping, number uint64, slotBytes, slots int64) (*export, error)
+	// reserve is mapping for memory that is cut to size later: by trim, before share.
+	reserve(bytes int64) (*mapping, error)
+	// trim gives back what lies behind the first bytes of a reserved mapping, which nothing is in yet, and fixes its size.
+	// After an error the mapping is only good for unmap.
+	trim(m *mapping, bytes int64) error
 	// populate makes m.mem[from:to] resident and answers how much of it is known to be in huge pages. It never
 	// changes contents and may run beside readers and writers.
 	populate(m *mapping, from, to int64) (hugeBytes int64, err error)
@@ -23,7 +28,7 @@ type memory interface {
 }
 
 // mapping is one run of memory that can be cut into slots. Its fields are guarded by Driver.mu, save mem and
-// bytes, which never change.
+// bytes, which change in trim alone.
 type mapping struct {
 	mem     []byte
 	bytes   int64

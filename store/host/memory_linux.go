@@ -17,6 +17,8 @@ const (
 	seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 	// maxCollapseFailures in a row end the search for huge pages: each attempt may compact memory, which is dear.
 	maxCollapseFailures = 16
+	// blockBytes is the unit of Stat_t.Blocks.
+	blockBytes = 512
 
 	reservedHugePages = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
 	shmemHugePages    = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
@@ -33,10 +35,12 @@ type memfd struct {
 	reserved  bool         // huge pages were reserved when the tier was made
 	failures  atomic.Int32 // of MADV_COLLAPSE in a row
 	shmemMode string
+	hugeTouch bool // the first touch of memory that asks for it is of a huge page
 }
 
 func newMemory(smallPages bool) memory {
 	m := &memfd{small: smallPages, shmemMode: chosen(readLine(shmemHugePages))}
+	m.hugeTouch = m.shmemMode != "never" && m.shmemMode != "deny" && m.shmemMode != ""
 	if n, err := strconv.Atoi(readLine(reservedHugePages)); err == nil {
 		m.reserved = n > 0 && !smallPages
 	}
@@ -47,20 +51,48 @@ func (f *memfd) reservesHuge() bool { return f.reserved }
 
 func (f *memfd) mapping(bytes int64, keepFile bool) (*mapping, error) {
 	if f.reserved && bytes%hugePageBytes == 0 {
-		if m, err := f.mapFile(bytes, unix.MFD_HUGETLB, keepFile); err == nil {
+		if m, err := f.mapFile(bytes, unix.MFD_HUGETLB, keepFile, seals); err == nil {
 			m.hugetlb = true
 			return m, nil // the pool has room
 		}
 	}
-	return f.mapFile(bytes, 0, keepFile)
+	return f.mapFile(bytes, 0, keepFile, seals)
 }
 
-func (f *memfd) mapFile(bytes int64, flags int, keepFile bool) (*mapping, error) {
+// reserve makes a mapping that is not sealed yet.
+func (f *memfd) reserve(bytes int64) (*mapping, error) {
+	return f.mapFile(bytes, 0, true, 0)
+}
+
+func (f *memfd) trim(m *mapping, bytes int64) error {
+	if err := unix.Ftruncate(m.file, bytes); err != nil {
+		return fmt.Errorf("cut memfd to %d bytes: %w", bytes, err)
+	}
+	if err := seal(m.file, seals); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(m.file, &st); err != nil {
+		return fmt.Errorf("size of memfd: %w", err)
+	}
+	if st.Blocks*blockBytes > bytes {
+		return fmt.Errorf("%d bytes are held for a memfd cut to %d", st.Blocks*blockBytes, bytes) // a huge page was not split
+	}
+	if tail := m.mem[bytes:]; len(tail) > 0 {
+		if err := unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(tail)), uintptr(len(tail))); err != nil {
+			return fmt.Errorf("unmap the end of a memfd: %w", err)
+		}
+	}
+	m.mem, m.bytes = m.mem[:bytes:bytes], bytes
+	return nil
+}
+
+func (f *memfd) mapFile(bytes int64, flags int, keepFile bool, seals int) (*mapping, error) {
 	fd, err := unix.MemfdCreate("quire-host", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|flags)
 	if err != nil {
 		return nil, fmt.Errorf("create memfd: %w", err)
 	}
-	mem, err := mapSealed(fd, bytes)
+	mem, err := mapSealed(fd, bytes, seals)
 	if err != nil {
 		return nil, errors.Join(err, unix.Close(fd))
 	}
@@ -77,13 +109,21 @@ func (f *memfd) mapFile(bytes int64, flags int, keepFile bool) (*mapping, error)
 	return m, nil
 }
 
-// mapSealed gives fd its final size and maps it at a multiple of the huge page size.
-func mapSealed(fd int, bytes int64) ([]byte, error) {
+// seal fixes the size of a memfd as seals say.
+func seal(fd, seals int) error {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+		return fmt.Errorf("seal memfd: %w", err)
+	}
+	return nil
+}
+
+// mapSealed gives fd its size, and maps it at a multiple of the huge page size.
+func mapSealed(fd int, bytes int64, seals int) ([]byte, error) {
 	if err := unix.Ftruncate(fd, bytes); err != nil {
 		return nil, fmt.Errorf("size memfd to %d bytes: %w", bytes, err)
 	}
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
-		return nil, fmt.Errorf("seal memfd: %w", err)
+	if err := seal(fd, seals); seals != 0 && err != nil {
+		return nil, err
 	}
 	span := uintptr(bytes) + hugePageBytes
 	at, err := unix.MmapPtr(-1, 0, nil, span, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
@@ -135,15 +175,41 @@ func (f *memfd) populate(m *mapping, from, to int64) (huge int64, err error) {
 	for at := from; at < to; {
 		next := min(to, (at+hugePageBytes)&^(hugePageBytes-1))
 		part := m.mem[at:next]
-		if f.collapse(part) {
-			huge += int64(len(part))
+		if resident(part) && !f.hugeTouch {
+			at = next // writers were faster: to copy what they wrote into a huge page would leave the populator behind them
+			continue
 		}
 		if err := touch(part); err != nil {
 			return huge, err
 		}
+		if f.collapse(part) {
+			huge += int64(len(part))
+			if err := touch(part); err != nil { // mapped at its full size
+				return huge, err
+			}
+		}
 		at = next
 	}
 	return huge, nil
+}
+
+// resident reports whether all of part is in memory.
+func resident(part []byte) bool {
+	var pages [hugePageBytes / 4096]byte
+	n := (len(part) + os.Getpagesize() - 1) / os.Getpagesize()
+	if n == 0 || n > len(pages) {
+		return false
+	}
+	at, bytes, vec := uintptr(unsafe.Pointer(unsafe.SliceData(part))), uintptr(len(part)), unsafe.Pointer(&pages)
+	if _, _, e := unix.Syscall(unix.SYS_MINCORE, at, bytes, uintptr(vec)); e != 0 {
+		return false
+	}
+	for _, p := range pages[:n] {
+		if p&1 == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // touch makes part resident and mapped without changing it.
@@ -154,13 +220,10 @@ func touch(part []byte) error {
 	return nil
 }
 
-// collapse makes one huge page of part, or finds that it is one.
+// collapse makes one huge page of part, which is resident, or finds that it is one. Of a range with holes the kernel would
+// make one too, in twice the time.
 func (f *memfd) collapse(part []byte) bool {
 	if f.small || len(part) != hugePageBytes || f.failures.Load() >= maxCollapseFailures {
-		return false
-	}
-	// A range without any page is refused: one page first, which is the huge one already where shmem_enabled allows.
-	if touch(part[:os.Getpagesize()]) != nil {
 		return false
 	}
 	if unix.Madvise(part, unix.MADV_COLLAPSE) != nil {

@@ -44,6 +44,34 @@ func TestMemfdIsSealedAndAligned(t *testing.T) {
 	}
 }
 
+// TestReservedMemoryIsCut: populated, in huge pages where they can be had, and cut within one, it holds what is counted.
+func TestReservedMemoryIsCut(t *testing.T) {
+	f := newMemory(false)
+	for _, bytes := range []int64{tier.Align, 3<<20 + tier.Align, 8<<20 - tier.Align, 8 << 20} {
+		m, err := f.reserve(8 << 20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.populate(m, 0, m.bytes); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.trim(m, bytes); err != nil {
+			t.Fatal(err)
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(m.file, &st); err != nil || st.Size != bytes || st.Blocks*512 != bytes || int64(len(m.mem)) != bytes || m.bytes != bytes {
+			t.Errorf("%d bytes in %d of a mapping cut to %d, %v", st.Blocks*512, st.Size, bytes, err)
+		}
+		if got, err := unix.FcntlInt(uintptr(m.file), unix.F_GET_SEALS, 0); err != nil || got&seals != seals {
+			t.Errorf("seals %#x, %v", got, err)
+		}
+		m.mem[0], m.mem[bytes-1] = 1, 2
+		if err := f.unmap(m); err != nil {
+			t.Errorf("unmap: %v", err)
+		}
+	}
+}
+
 // TestPopulateKeepsContents populates what is written already.
 func TestPopulateKeepsContents(t *testing.T) {
 	f := newMemory(false)

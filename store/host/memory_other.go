@@ -19,6 +19,13 @@ func (heapMemory) mapping(bytes int64, _ bool) (*mapping, error) {
 	return &mapping{mem: raw[skip : int64(skip)+bytes : int64(skip)+bytes], bytes: bytes, file: -1}, nil
 }
 
+func (h heapMemory) reserve(bytes int64) (*mapping, error) { return h.mapping(bytes, true) }
+
+func (heapMemory) trim(m *mapping, bytes int64) error {
+	m.mem, m.bytes = m.mem[:bytes:bytes], bytes
+	return nil
+}
+
 func (heapMemory) populate(*mapping, int64, int64) (int64, error) { return 0, nil }
 func (heapMemory) unmap(m *mapping) error                         { m.mem = nil; return nil }
 func (heapMemory) reservesHuge() bool                             { return false }

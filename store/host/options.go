@@ -23,6 +23,9 @@ type Options struct {
 	CapacityBytes int64
 	// Workers carry out Submit. Default 2, at most 64.
 	Workers int
+	// ReadyBytes of fresh memory, at most a quarter of the capacity, are kept populated for the slabs of namespaces, as
+	// long as there is room for more than they take. Default none.
+	ReadyBytes int64
 	// SmallPages asks for no huge pages (measurements, machines short of contiguous memory). Default: huge pages
 	// where they can be had.
 	SmallPages bool
@@ -40,8 +43,15 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Workers < 0 || o.Workers > maxWorkers {
 		return o, fmt.Errorf("host tier: Workers is %d, must be 1 to %d", o.Workers, maxWorkers)
 	}
+	if o.ReadyBytes < 0 {
+		return o, fmt.Errorf("host tier: ReadyBytes is %d, must not be negative", o.ReadyBytes)
+	}
+	o.ReadyBytes = min(o.ReadyBytes, o.CapacityBytes/4)
 	if o.memory == nil {
 		o.memory = newMemory(o.SmallPages)
+	}
+	if o.memory.reservesHuge() { // those are ready by themselves, and of their own sizes
+		o.ReadyBytes = 0
 	}
 	return o, nil
 }

@@ -18,6 +18,9 @@ func (d *Driver) runPopulator() {
 		case <-d.wake:
 			d.prepareWanted()
 			d.populateAll()
+			for d.refillReady() {
+				d.populateAll()
+			}
 		}
 	}
 }
@@ -72,13 +75,18 @@ func (d *Driver) populatedTo(m *mapping, to, huge int64, err error) {
 		m.populated, m.huge = to, m.huge+huge
 	}
 	if err != nil || to == m.bytes || m.doomed {
-		d.cold = slices.DeleteFunc(d.cold, func(x *mapping) bool { return x == m })
+		d.warm(m)
 	}
 	doomed := m.doomed
 	d.mu.Unlock()
 	if doomed {
 		d.discard(m)
 	}
+}
+
+// warm takes a mapping from those that are to be populated. Under mu.
+func (d *Driver) warm(m *mapping) {
+	d.cold = slices.DeleteFunc(d.cold, func(x *mapping) bool { return x == m })
 }
 
 // prepareWanted makes the next slab of a class that is running out, as a blank mapping, unless one is there or

@@ -3,6 +3,7 @@ package host
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -55,7 +56,7 @@ func (d *Driver) recount() error {
 			return fmt.Errorf("class %d: %d free, %d owed, %d slabs; counted %d, %d, %d", cl.key.Bytes, cl.free, cl.owed, cl.slabs, free[cl], owed[cl], of[cl])
 		}
 	}
-	for _, m := range d.blank {
+	for _, m := range slices.Concat(d.blank, d.ready) {
 		slabs++
 		held += m.bytes
 	}
@@ -84,7 +85,8 @@ func (d *Driver) settledRecount() (err error) {
 func TestRecount(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		capacity := rapid.Int64Range(MinCapacityBytes, 200<<20).Draw(rt, "capacity")
-		d := newTier(t, Options{CapacityBytes: capacity, memory: &fakeMemory{}})
+		ready := rapid.SampledFrom([]int64{0, capacity / 16, capacity}).Draw(rt, "ready")
+		d := newTier(t, Options{CapacityBytes: capacity, ReadyBytes: ready, memory: &fakeMemory{}})
 		defer closeTier(t, d)
 		var all []tier.Region
 		var emptying []uint32
