@@ -127,7 +127,7 @@ func TestCase_C29_TenantsAroundTheWaterLevelOfAStore(t *testing.T) {
 	}
 	rnd := rand.New(rand.NewPCG(29, 2))
 	seen := map[reason.Reason]int{}
-	guarantees := []uint64{0, 0, 100 * pageBytes, 200 * pageBytes, 450 * pageBytes}
+	guarantees := []uint64{0, 0, 100*pageBytes + 1, 200 * pageBytes, 450*pageBytes - 1}
 	refused := 0
 	var leases []func()
 	for n := range steps {

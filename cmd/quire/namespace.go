@@ -28,6 +28,7 @@ type namespaceView struct {
 	Misses   uint64       `json:"misses"`
 	NeverHit bool         `json:"never_hit"`
 	Orphans  uint64       `json:"orphans"`
+	Evicted  uint64       `json:"evicted_pages"` // last copies, for room
 	Last     string       `json:"last_write,omitempty"`
 	Created  string       `json:"created,omitempty"`
 	LastUse  string       `json:"last_use,omitempty"`
@@ -75,7 +76,7 @@ func viewOf(n *quirev1.Namespace) namespaceView {
 	u := n.GetUsage()
 	v := namespaceView{
 		ID: hex.EncodeToString(n.GetId()), Epoch: n.GetEpoch(), Tenant: n.GetTenant(), State: stateName(n.GetState()),
-		Pages: u.GetPages(), Bytes: u.GetBytes(), Hits: u.GetHits(), Misses: u.GetMisses(), NeverHit: u.GetNeverHit(), Orphans: u.GetOrphans(),
+		Pages: u.GetPages(), Bytes: u.GetBytes(), Hits: u.GetHits(), Misses: u.GetMisses(), NeverHit: u.GetNeverHit(), Orphans: u.GetOrphans(), Evicted: u.GetEvictedPages(),
 		Last: instant(u.GetLastWrite()), Created: instant(n.GetCreated()), LastUse: instant(n.GetLastUse()),
 		Instances: instanceViews(n.GetInstances()), HashSize: n.GetHashBytes(), Groups: []groupView{}, Waivers: []waiverView{}, Grants: []grantView{},
 		Policy: policyView{

@@ -166,7 +166,7 @@ func (a *app) show(v namespaceView) error {
 			[2]string{"id", v.ID}, [2]string{"epoch", fmt.Sprint(v.Epoch)}, [2]string{"tenant", v.Tenant},
 			[2]string{"state", v.State}, [2]string{"model", v.Model}, [2]string{"weights", v.Weights},
 			[2]string{"pages", countText(v.Pages)}, [2]string{"bytes", bytesText(v.Bytes)},
-			[2]string{"hit rate", share(v.Hits, v.Misses)}, [2]string{"orphans", countText(v.Orphans)},
+			[2]string{"hit rate", share(v.Hits, v.Misses)}, [2]string{"orphans", countText(v.Orphans)}, [2]string{"evicted", countText(v.Evicted)},
 			[2]string{"last write", orNever(v.Last)}, [2]string{"created", orNever(v.Created)},
 			[2]string{"pages expire", lifetimeText(time.Duration(v.Policy.DefaultExpirySeconds * float64(time.Second)))},
 			[2]string{"quota", quotaText(v.Policy.QuotaBytes)}, [2]string{"durability", v.Policy.DefaultDurability},

@@ -20,13 +20,14 @@ type tenantView struct {
 	Disk          uint64 `json:"disk_bytes"`
 	Charged       uint64 `json:"charged_bytes"`
 	Pinned        uint64 `json:"pinned_bytes"`
+	Evicted       uint64 `json:"evicted_pages"` // last copies, for room
 	Trouble       string `json:"trouble,omitempty"`
 }
 
 func tenantViewOf(t *quirev1.Tenant) tenantView {
 	return tenantView{
 		t.GetTenant(), t.GetGuaranteeBytes(), t.GetDiskGuaranteeBytes(), t.GetQuotaBytes(), t.GetMemoryBytes(), t.GetDiskBytes(),
-		t.GetChargedBytes(), t.GetPinnedBytes(), t.GetTrouble(),
+		t.GetChargedBytes(), t.GetPinnedBytes(), t.GetEvictedPages(), t.GetTrouble(),
 	}
 }
 
@@ -116,10 +117,10 @@ func (a *app) tenantListCommand() *cobra.Command {
 }
 
 func writeTenants(w io.Writer, all []tenantView) error {
-	t := newTable("TENANT", "MEMORY", "GUARANTEE", "DISK", "DISK GUARANTEE", "CHARGED", "QUOTA", "PINNED").numbers(1, 2, 3, 4, 5, 6, 7)
+	t := newTable("TENANT", "MEMORY", "GUARANTEE", "DISK", "DISK GUARANTEE", "CHARGED", "QUOTA", "PINNED", "EVICTED").numbers(1, 2, 3, 4, 5, 6, 7, 8)
 	for _, v := range all {
 		t.row(v.Tenant, bytesText(v.Memory), quotaText(v.Guarantee), bytesText(v.Disk), quotaText(v.DiskGuarantee),
-			bytesText(v.Charged), quotaText(v.Quota), bytesText(v.Pinned))
+			bytesText(v.Charged), quotaText(v.Quota), bytesText(v.Pinned), countText(v.Evicted))
 	}
 	if err := t.write(w); err != nil {
 		return err

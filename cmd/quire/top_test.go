@@ -50,7 +50,7 @@ func sampleAt(t *testing.T, seconds int) *topSample {
 	s.namespaces[2].Usage.LastWrite = nil
 	s.tenants = []*quirev1.Tenant{
 		{Tenant: "research", MemoryBytes: 600 << 20, GuaranteeBytes: 512 << 20, ChargedBytes: 700 << 20, QuotaBytes: 1 << 30},
-		{Tenant: "shop", MemoryBytes: 300 << 20, DiskBytes: 1 << 30, ChargedBytes: 1 << 30, PinnedBytes: 5 << 20, Trouble: "does not fit beside the others"},
+		{Tenant: "shop", MemoryBytes: 300 << 20, DiskBytes: 1 << 30, ChargedBytes: 1 << 30, PinnedBytes: 5 << 20, EvictedPages: 1234, Trouble: "does not fit beside the others"},
 	}
 	return s
 }

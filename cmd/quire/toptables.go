@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"math"
-	"time"
 
 	"github.com/dustin/go-humanize"
 )
@@ -50,7 +49,7 @@ func (m *topModel) namespaceTable() *topTable {
 func (m *topModel) tenantTable() *topTable {
 	t := &topTable{title: "tenants", columns: []topColumn{
 		{"TENANT", false}, {"MEMORY", true}, {"GUARANTEED", true}, {"DISK", true}, {"GUARANTEED", true}, {"CHARGED", true}, {"QUOTA", true},
-		{"PINNED", true}, {"TROUBLE", false},
+		{"PINNED", true}, {"EVICTED", true}, {"TROUBLE", false},
 	}}
 	for _, n := range m.data.Tenants {
 		style := topPlain
@@ -59,10 +58,10 @@ func (m *topModel) tenantTable() *topTable {
 		}
 		t.add(style, []string{
 			n.Tenant, bytesText(n.Memory), bytesText(n.Guarantee), bytesText(n.Disk), bytesText(n.DiskGuarantee), bytesText(n.Charged),
-			quotaText(n.Quota), bytesText(n.Pinned), n.Trouble,
+			quotaText(n.Quota), bytesText(n.Pinned), countText(n.Evicted), n.Trouble,
 		}, []float64{
 			1: float64(n.Memory), 2: float64(n.Guarantee), 3: float64(n.Disk), 4: float64(n.DiskGuarantee), 5: float64(n.Charged),
-			6: float64(n.Quota), 7: float64(n.Pinned), 8: 0,
+			6: float64(n.Quota), 7: float64(n.Pinned), 8: float64(n.Evicted), 9: 0,
 		})
 	}
 	return t
@@ -111,7 +110,7 @@ func byteRateText(n float64) string {
 	return bytesText(uint64(math.Round(n))) + "/s"
 }
 
-// ratio is NaN of nothing.
+// partOf is NaN of nothing.
 func partOf(part, of float64) float64 {
 	if of <= 0 {
 		return math.NaN()
@@ -125,9 +124,3 @@ func ratioText(part, of float64) string {
 	}
 	return "-"
 }
-
-// uptimeText is a duration of seconds for people.
-func uptimeText(seconds float64) string { return spanText(max(0, seconds)) }
-
-// secondsText is how long ago, in whole seconds.
-func secondsText(d time.Duration) string { return spanText(max(0, d.Seconds())) }

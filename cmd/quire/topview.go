@@ -101,13 +101,13 @@ func (m *topModel) headLines() []topLine {
 	d := &m.data
 	first := line(topSpan{"quire top  ", topHead}, plain(m.server))
 	if m.last != nil {
-		first = first.with(plain("  version " + printable(d.Version) + "  up " + uptimeText(d.UptimeSeconds)))
+		first = first.with(plain("  version " + printable(d.Version) + "  up " + spanText(max(0, d.UptimeSeconds))))
 	}
 	switch {
 	case m.trouble != "" && m.last == nil:
 		first = first.with(topSpan{"  NO ANSWER", topBad})
 	case m.trouble != "":
-		first = first.with(topSpan{"  NO ANSWER for " + secondsText(m.now.Sub(m.since)), topBad})
+		first = first.with(topSpan{"  NO ANSWER for " + spanText(max(0, m.now.Sub(m.since).Seconds())), topBad})
 	case m.paused:
 		first = first.with(topSpan{"  PAUSED", topWarn})
 	}

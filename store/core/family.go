@@ -22,6 +22,7 @@ type epoch struct {
 	bytes          tierBytes // of all places, grants and copies under way, slack included
 	charged        uint64    // of these, each extent once: what the quota bounds
 	pinned         uint64
+	evicted        uint64 // pages whose last copy went for room
 	orphans        [NumOrphanCauses]uint64
 	families       int
 }

@@ -21,6 +21,7 @@ type Usage struct {
 	Tiers     [evict.NumTiers]uint64 // the same by tier
 	Charged   uint64                 // each extent once, however many copies it has: what the quota bounds
 	Pinned    uint64
+	Evicted   uint64 // pages whose last copy went for room, since start
 	Orphans   [NumOrphanCauses]uint64
 }
 
@@ -71,16 +72,16 @@ type Explanation struct {
 	Score    evict.Score
 }
 
-// Usage appends one entry per namespace epoch that has records, in order of first sight.
+// Usage appends one entry per namespace epoch that has records, or had some evicted, in order of first sight.
 func (s *Shard) Usage(dst []Usage) []Usage {
 	for _, ep := range s.epochs.order {
-		if ep.families == 0 {
+		if ep.families == 0 && ep.evicted == 0 {
 			continue
 		}
 		dst = append(dst, Usage{
 			Namespace: ep.state.ID, Epoch: ep.state.Epoch, Life: ep.state.Life,
 			Pages: ep.pages, Extents: ep.extents, Bytes: ep.bytes.sum(),
-			Tiers: ep.bytes, Charged: ep.charged, Pinned: ep.pinned, Orphans: ep.orphans,
+			Tiers: ep.bytes, Charged: ep.charged, Pinned: ep.pinned, Evicted: ep.evicted, Orphans: ep.orphans,
 		})
 	}
 	return dst

@@ -108,12 +108,12 @@ func (s *Shard) reclaimClean(c claim, t evict.Tier, bytes uint64) (got uint64, n
 }
 
 // mayGo says whether a page is among those of a claim: its tenant may have got a guarantee since it was put into a leaf
-// set, or what went before it of one list may have brought its tenant back within it.
+// set, what went before it of one list may have brought its tenant back within it, and it itself may lie across its end.
 func (s *Shard) mayGo(c claim, t evict.Tier, i uint32) bool {
 	p := s.pages.At(i)
 	f := s.families.at(p.family)
 	among, ok := s.o.Ledger.among(c.tenant, t, c.own)
-	if share := evict.Share(f.ep.account.share.Load()); ok && among.Has(share) {
+	if share := evict.Share(f.ep.account.share.Load()); ok && among.Has(share) && (c.own || s.o.Ledger.spares(f.ep.account, t, s.pageBytes(p)[t])) {
 		return true
 	}
 	n := s.tally(p, f.ep)
@@ -146,8 +146,11 @@ func (s *Shard) evictFrom(i uint32, t evict.Tier) (held uint64) {
 		s.tellSize(t)
 	}
 	p := s.pages.At(i)
-	if c := s.tally(p, s.epochOf(i)); c.in == 1<<t {
+	ep := s.epochOf(i)
+	if c := s.tally(p, ep); c.in == 1<<t {
 		s.totals.Evicted++
+		ep.evicted++
+		ep.account.evicted.Add(1)
 		s.evicting = true
 		held = s.end(i, reason.None, OrphanDeleted) // a leaf has no child that could be an orphan
 		s.evicting = false

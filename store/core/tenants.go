@@ -41,7 +41,8 @@ func (SharesError) Error() string {
 
 // account is what a tenant holds in all shards. It lives while a shard has a namespace of the tenant, or it has a quota.
 type account struct {
-	share atomic.Uint32 // evict.Share; read beside the lock
+	share   atomic.Uint32 // evict.Share; read beside the lock
+	evicted atomic.Uint64 // pages whose last copy went for room; likewise
 
 	// Guarded by Ledger.mu.
 	refs    int // epochs
@@ -50,10 +51,13 @@ type account struct {
 	held    tierBytes // these, and what only readers and leases keep: what a guarantee is used up by
 	charged uint64    // of held, each extent once
 	pinned  tierBytes // by whomever
+	across  tierSet   // where the next page to go lies across the end of the guarantee, and stays; until it holds more
 }
 
 // over says whether the tenant has pages beyond its guarantee in t.
-func (a *account) over(t evict.Tier) bool { return a.live[t] > a.quota.Guarantee[t] }
+func (a *account) over(t evict.Tier) bool {
+	return a.live[t] > a.quota.Guarantee[t] && !a.across.has(t)
+}
 
 // bursts says whether what the tenant asks for in t comes on top of its guarantee.
 func (a *account) bursts(t evict.Tier) bool { return a.held[t] > a.quota.Guarantee[t] }
@@ -88,7 +92,15 @@ func (b *tenantBook) of(tenant uint32) *account {
 // addLive changes what a guarantee keeps by n bytes, which may wrap around.
 func (b *tenantBook) addLive(a *account, t evict.Tier, n uint64) {
 	was := a.over(t)
+	if more := a.live[t] + n; more > a.live[t] {
+		a.across &^= 1 << t
+	}
 	a.live[t] += n
+	b.crossed(a, t, was)
+}
+
+// crossed notes that a tenant may have come to be beyond its guarantee, or within it.
+func (b *tenantBook) crossed(a *account, t evict.Tier, was bool) {
 	over := a.over(t)
 	if over == was {
 		return
@@ -153,7 +165,7 @@ func (l *Ledger) SetTenant(tenant uint32, q TenantQuota) error {
 	b.sum(a, -1)
 	b.shares[a.share.Load()], b.shares[share] = 0, tenant
 	b.shares[0] = 0
-	a.quota = q
+	a.quota, a.across = q, 0
 	// Until the shards have gone over its pages, some are in the leaf set of their old share: with everybody's, or in one
 	// that is nobody's now and therefore in no set of those within their guarantee.
 	a.share.Store(share)
@@ -236,10 +248,25 @@ func (l *Ledger) fitsPins(a *account, b tierBytes) bool {
 	return true
 }
 
+// spares says whether a tenant that is beyond its guarantee in t stays at it without n bytes. If not, it counts as within
+// until it holds more: what is guaranteed is kept to the byte.
+func (l *Ledger) spares(a *account, t evict.Tier, n uint64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if a.live[t] >= a.quota.Guarantee[t]+n {
+		return true
+	}
+	was := a.over(t)
+	a.across |= 1 << t
+	l.tenants.crossed(a, t, was)
+	return false
+}
+
 // among is the shares of which leaves may go from t for a tenant:
 //
 //	own false  all that are beyond their guarantee
-//	own true   of a tenant that is within its own: its own leaves, or everybody's when nobody is beyond; else none
+//	own true   of a tenant that is within its own: its own leaves, or everybody's when nobody is beyond; of one that is
+//	           beyond by less than the page that comes next: its own; else none
 //
 // So nobody's guarantee is touched while somebody is beyond theirs, and never for who is beyond their own.
 func (l *Ledger) among(tenant uint32, t evict.Tier, own bool) (set evict.Shares, ok bool) {
@@ -254,8 +281,9 @@ func (l *Ledger) among(tenant uint32, t evict.Tier, own bool) (set evict.Shares,
 	}
 	a := b.accounts[tenant]
 	switch {
-	case a != nil && a.bursts(t):
+	case a != nil && a.bursts(t) && !a.across.has(t):
 		return set, false
+	case a != nil && a.bursts(t): // by less than a page: it makes room by its own alone
 	case b.over[t] == 0:
 		return evict.AllShares(), true
 	case a == nil || a.share.Load() == 0:
@@ -294,6 +322,7 @@ type TenantUsage struct {
 	Live    [evict.NumTiers]uint64 // of its pages: what its guarantee keeps
 	Pinned  [evict.NumTiers]uint64
 	Charged uint64 // each extent once: what its quota bounds
+	Evicted uint64 // pages whose last copy went for room, since the tenant has a namespace or a quota here
 }
 
 // Tenant is what a tenant holds, and may hold.
@@ -301,7 +330,7 @@ func (l *Ledger) Tenant(tenant uint32) (u TenantUsage) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if a := l.tenants.accounts[tenant]; a != nil {
-		u = TenantUsage{a.quota, a.live, a.pinned, a.charged}
+		u = TenantUsage{a.quota, a.live, a.pinned, a.charged, a.evicted.Load()}
 	}
 	return u
 }

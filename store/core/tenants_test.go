@@ -141,8 +141,50 @@ func TestTenantFlood(t *testing.T) {
 	if n := w.pagesOf(3); n[0] != 30 || w.leading(f[0], 0, 0, 40) != 30 || n[2] != 55 {
 		t.Errorf("pages %d after the flood", n)
 	}
+	for i, want := range []uint64{10, 0, w.s.Totals().Evicted - 10} {
+		if u := w.s.o.Ledger.Tenant(uint32(i + 1)); u.Evicted != want {
+			t.Errorf("%d pages of tenant %d were evicted, want %d", u.Evicted, i+1, want)
+		}
+	}
 	if n, why := w.offer(w.beginEvent(chain(f[1], 2, 0, 10), page.View{})); n != 10 || w.pagesOf(3)[1] != 20 || w.leading(f[1], 2, 0, 10) != 10 {
 		t.Errorf("a tenant comes for what it is guaranteed: %d granted, %v, pages %d", n, why, w.pagesOf(3))
+	}
+	w.check()
+}
+
+// A guarantee that ends within a page is kept to the byte: that page stays, and makes way only for another of its tenant.
+func TestGuaranteeEndsWithinAPage(t *testing.T) {
+	q := hostGuarantee(10)
+	q.Guarantee[evict.Host] += tenantPage / 2
+	w, f := tenantWorld(t, 30, nil, q, TenantQuota{}, hostGuarantee(3))
+	for d := range 20 {
+		w.publish(f[0], 0, d, d+1)
+	}
+	w.now = w.now.Add(time.Hour)
+	for c := range 10 {
+		if n, why := w.offer(w.beginEvent(chain(f[1], c, 0, 8), page.View{})); n != 8 {
+			t.Fatalf("flood: %d granted, %v", n, why)
+		}
+	}
+	if n := w.pagesOf(3); n[0] != 11 || n[1] != 19 {
+		t.Fatalf("pages %d after the flood", n)
+	}
+	w.publish(f[0], 1, 0, 2) // it has come back for more, and the others are beyond
+	w.publish(f[1], 20, 0, 4)
+	if n := w.pagesOf(3); n[0] != 11 || n[1] != 19 {
+		t.Errorf("pages %d after the next flood", n)
+	}
+	w.do(Delete{Ticket: w.ticket(), Runs: []Run{chain(f[1], 20, 0, 4)}})
+	for c := range 10 {
+		w.do(Delete{Ticket: w.ticket(), Runs: []Run{chain(f[1], c, 0, 8)}})
+	}
+	w.publish(f[2], 0, 0, 3)
+	w.tier.capacity = 14 * tenantPage // alone with one that is within its own
+	if n, why := w.offer(w.beginEvent(chain(f[0], 2, 0, 5), page.View{})); n != 5 {
+		t.Errorf("%d of 5 pages granted in place of its own: %v", n, why)
+	}
+	if n := w.pagesOf(3); n[0] != 11 || n[2] != 3 {
+		t.Errorf("pages %d", n)
 	}
 	w.check()
 }
@@ -278,7 +320,7 @@ func TestCase_C29_TenantsAroundTheWaterLevel(t *testing.T) {
 			leases = leases[:0]
 		default:
 			q := TenantQuota{Quota: []uint64{0, 10, 40, 70, 1000}[rnd.IntN(5)] * tenantPage}
-			q.Guarantee[evict.Host] = []uint64{0, 0, 10, 25, 59}[rnd.IntN(5)] * tenantPage
+			q.Guarantee[evict.Host] = []uint64{0, 0, 10 * tenantPage, 25*tenantPage + 1, 59*tenantPage - 1}[rnd.IntN(5)]
 			if w.s.o.Ledger.SetTenant(tenant, q) != nil {
 				seen["refused"]++
 			}

@@ -232,6 +232,6 @@ func (n *node) collectors() []prometheus.Collector {
 		m.hits.collector("quire_lookup_hits_total", "Keys that BatchExists answered yes for."),
 		m.misses.collector("quire_lookup_misses_total", "Keys that BatchExists answered no for."),
 		m.fetchBytes, m.writeBytes, m.slowClients, m.panics,
-		m.unauthenticated, nodeCollector{n},
+		m.unauthenticated, nodeCollector{n}, tenantCollector{n},
 	}
 }

@@ -32,6 +32,11 @@ func metricList(t *testing.T) string {
 			kinds[m.name] = "counter"
 		}
 	}
+	for _, m := range tenantMetrics {
+		if m.kind == gauge {
+			kinds[m.name] = "gauge"
+		}
+	}
 	var b strings.Builder
 	b.WriteString("| metric | type | labels | meaning |\n|---|---|---|---|\n")
 	for _, c := range n.collectors() {

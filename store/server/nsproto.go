@@ -39,7 +39,7 @@ func (n *node) namespaceToProto(ns *namespace.Namespace) *quirev1.Namespace {
 }
 
 func usageToProto(u store.Usage) *quirev1.NamespaceUsage {
-	out := &quirev1.NamespaceUsage{Pages: u.Pages, Bytes: u.Bytes, Hits: u.Hits, Misses: u.Misses, LastWrite: timeToProto(u.LastWrite), NeverHit: u.NeverHit}
+	out := &quirev1.NamespaceUsage{Pages: u.Pages, Bytes: u.Bytes, Hits: u.Hits, Misses: u.Misses, LastWrite: timeToProto(u.LastWrite), NeverHit: u.NeverHit, EvictedPages: u.Evicted}
 	for _, n := range u.Orphans {
 		out.Orphans += n
 	}

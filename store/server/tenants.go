@@ -173,6 +173,6 @@ func (n *node) tenantToProto(t *namespace.TenantRecord) *quirev1.Tenant {
 	return &quirev1.Tenant{
 		Tenant: t.Name, GuaranteeBytes: t.GuaranteeBytes, DiskGuaranteeBytes: t.DiskGuaranteeBytes, QuotaBytes: t.QuotaBytes,
 		MemoryBytes: u.Live[evict.Host], DiskBytes: u.Live[evict.Disk], ChargedBytes: u.Charged,
-		PinnedBytes: u.Pinned[evict.Host] + u.Pinned[evict.Disk], Trouble: n.tenants.troubleOf(t.Name),
+		PinnedBytes: u.Pinned[evict.Host] + u.Pinned[evict.Disk], Trouble: n.tenants.troubleOf(t.Name), EvictedPages: u.Evicted,
 	}
 }

@@ -2,8 +2,10 @@ package server_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -124,4 +126,62 @@ func TestTenantsSetElsewhere(t *testing.T) {
 	w.eventually("room for the other", func() bool { return kept("b") == 50<<20 && trouble("b") == "" })
 	set("a", 0)
 	w.eventually("no guarantee", func() bool { return kept("a") == 0 })
+}
+
+// Who has a guarantee is a label of metrics, and nobody else; what was evicted of each tenant and namespace is listed.
+func TestWhatTenantsLost(t *testing.T) {
+	w := newWorld(t, server.Limits{})
+	op := w.as("root", namespace.RoleOperator)
+	a, b := w.as("a", namespace.RoleEngine).open("w1", "1"), w.as("b", namespace.RoleEngine).open("w1", "1")
+	const pageBytes, guaranteed = 68 << 10, 4 << 20
+	if _, err := op.admin.SetTenant(ctx(t), &quirev1.SetTenantRequest{Tenant: "a", GuaranteeBytes: ptr(guaranteed)}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := op.admin.SetTenant(ctx(t), &quirev1.SetTenantRequest{Tenant: "b", QuotaBytes: ptr(1 << 30)}); err != nil {
+		t.Fatal(err)
+	}
+	const mine = 100 // 6.8 MiB
+	a.publish(storetest.Chain("a", mine))
+	w.clock.Advance(time.Second) // they are the oldest
+	for i := range 40 {          // 85 MiB into 64
+		b.publish(storetest.Chain(fmt.Sprint("b", i), 32))
+	}
+	lost := mine - guaranteed/pageBytes - 1 // the page across the end of the guarantee stays
+	if got := w.metric("quire_tenant_evicted_pages_total", "a"); got != float64(lost) {
+		t.Errorf("%v pages evicted of a, want %d", got, lost)
+	}
+	if got := w.metric("quire_tenant_live_bytes", "a"); got != float64((mine-lost)*pageBytes) {
+		t.Errorf("%v bytes of a are live, want %d", got, (mine-lost)*pageBytes)
+	}
+	if got := w.metric("quire_tenant_guarantee_bytes"); got != guaranteed {
+		t.Errorf("%v bytes are guaranteed", got)
+	}
+	all := w.metric("quire_evicted_pages_total")
+	if got := w.metric("quire_tenant_evicted_pages_total"); got != float64(lost) || all <= got {
+		t.Errorf("%v of %v evicted pages are of tenants with a guarantee", got, all)
+	}
+	listed, err := op.admin.ListTenants(ctx(t), &quirev1.ListTenantsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := uint64(0)
+	for _, x := range listed.Tenants {
+		sum += x.EvictedPages
+	}
+	spaces, err := op.ns.List(ctx(t), &quirev1.ListRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range spaces.Namespaces {
+		sum += x.Usage.EvictedPages
+	}
+	if sum != 2*uint64(all) {
+		t.Errorf("tenants and namespaces lost %d pages, want twice %v", sum, all)
+	}
+	if _, err := op.admin.SetTenant(ctx(t), &quirev1.SetTenantRequest{Tenant: "a", GuaranteeBytes: ptr(0)}); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.metric("quire_tenant_evicted_pages_total"); got != 0 {
+		t.Errorf("a tenant without a guarantee is a label: %v", got)
+	}
 }

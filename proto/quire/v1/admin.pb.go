@@ -1797,7 +1797,10 @@ type Tenant struct {
 	// Kept from eviction by leases and pins, in memory and on disk.
 	PinnedBytes uint64 `protobuf:"varint,8,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"`
 	// Why this node does not keep the guarantee, for people: it has become smaller than the sum of them.
-	Trouble       string `protobuf:"bytes,9,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	Trouble string `protobuf:"bytes,9,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	// Pages whose last copy was evicted for room since the server started; from 0 again after a tenant without a quota had
+	// no namespace.
+	EvictedPages  uint64 `protobuf:"varint,10,opt,name=evicted_pages,json=evictedPages,proto3" json:"evicted_pages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1893,6 +1896,13 @@ func (x *Tenant) GetTrouble() string {
 		return x.Trouble
 	}
 	return ""
+}
+
+func (x *Tenant) GetEvictedPages() uint64 {
+	if x != nil {
+		return x.EvictedPages
+	}
+	return 0
 }
 
 type ListTenantsRequest struct {
@@ -2129,7 +2139,7 @@ const file_quire_v1_admin_proto_rawDesc = "" +
 	"\x15_disk_guarantee_bytesB\x0e\n" +
 	"\f_quota_bytes\"=\n" +
 	"\x11SetTenantResponse\x12(\n" +
-	"\x06tenant\x18\x01 \x01(\v2\x10.quire.v1.TenantR\x06tenant\"\xc0\x02\n" +
+	"\x06tenant\x18\x01 \x01(\v2\x10.quire.v1.TenantR\x06tenant\"\xe5\x02\n" +
 	"\x06Tenant\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12'\n" +
 	"\x0fguarantee_bytes\x18\x02 \x01(\x04R\x0eguaranteeBytes\x120\n" +
@@ -2141,7 +2151,9 @@ const file_quire_v1_admin_proto_rawDesc = "" +
 	"disk_bytes\x18\x06 \x01(\x04R\tdiskBytes\x12#\n" +
 	"\rcharged_bytes\x18\a \x01(\x04R\fchargedBytes\x12!\n" +
 	"\fpinned_bytes\x18\b \x01(\x04R\vpinnedBytes\x12\x18\n" +
-	"\atrouble\x18\t \x01(\tR\atrouble\"\x14\n" +
+	"\atrouble\x18\t \x01(\tR\atrouble\x12#\n" +
+	"\revicted_pages\x18\n" +
+	" \x01(\x04R\fevictedPages\"\x14\n" +
 	"\x12ListTenantsRequest\"A\n" +
 	"\x13ListTenantsResponse\x12*\n" +
 	"\atenants\x18\x01 \x03(\v2\x10.quire.v1.TenantR\atenants2\x83\x05\n" +

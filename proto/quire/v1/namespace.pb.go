@@ -511,7 +511,9 @@ type NamespaceUsage struct {
 	LastWrite *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_write,json=lastWrite,proto3" json:"last_write,omitempty"`
 	Orphans   uint64                 `protobuf:"varint,6,opt,name=orphans,proto3" json:"orphans,omitempty"`
 	// It is written to and looked up, and nothing was ever found: a fork of its identity, most likely.
-	NeverHit      bool `protobuf:"varint,7,opt,name=never_hit,json=neverHit,proto3" json:"never_hit,omitempty"`
+	NeverHit bool `protobuf:"varint,7,opt,name=never_hit,json=neverHit,proto3" json:"never_hit,omitempty"`
+	// Pages whose last copy was evicted for room, since the server started.
+	EvictedPages  uint64 `protobuf:"varint,8,opt,name=evicted_pages,json=evictedPages,proto3" json:"evicted_pages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -593,6 +595,13 @@ func (x *NamespaceUsage) GetNeverHit() bool {
 		return x.NeverHit
 	}
 	return false
+}
+
+func (x *NamespaceUsage) GetEvictedPages() uint64 {
+	if x != nil {
+		return x.EvictedPages
+	}
+	return 0
 }
 
 type NamespacePolicy struct {
@@ -2482,7 +2491,7 @@ const file_quire_v1_namespace_proto_rawDesc = "" +
 	"\x06layers\x18\x05 \x01(\rR\x06layers\x12\x1d\n" +
 	"\n" +
 	"cell_bytes\x18\x06 \x01(\x04R\tcellBytes\x12\x14\n" +
-	"\x05grade\x18\a \x01(\tR\x05grade\"\xda\x01\n" +
+	"\x05grade\x18\a \x01(\tR\x05grade\"\xff\x01\n" +
 	"\x0eNamespaceUsage\x12\x14\n" +
 	"\x05pages\x18\x01 \x01(\x04R\x05pages\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x12\n" +
@@ -2491,7 +2500,8 @@ const file_quire_v1_namespace_proto_rawDesc = "" +
 	"\n" +
 	"last_write\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tlastWrite\x12\x18\n" +
 	"\aorphans\x18\x06 \x01(\x04R\aorphans\x12\x1b\n" +
-	"\tnever_hit\x18\a \x01(\bR\bneverHit\"\xb9\x01\n" +
+	"\tnever_hit\x18\a \x01(\bR\bneverHit\x12#\n" +
+	"\revicted_pages\x18\b \x01(\x04R\fevictedPages\"\xb9\x01\n" +
 	"\x0fNamespacePolicy\x12@\n" +
 	"\x0edefault_expiry\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\rdefaultExpiry\x12\x1f\n" +
 	"\vquota_bytes\x18\x02 \x01(\x04R\n" +
