@@ -1,8 +1,10 @@
 """The breaker between an engine and its store: when the store is away, calls end at once instead of by their deadline.
 
-    closed ──3 failures in a row, or 1 deadline──> open ──a probe is due──> open, probing ──it came through──> closed
-                                                     ^                             │
-                                                     └───── it failed: wait longer ┘
+    closed ──3 failures in a row, or 1 that is sure──> open ──a probe is due──> open, probing ──it came through──> closed
+                                                         ^                             │
+                                                         └───── it failed: wait longer ┘
+
+Sure is a deadline, after which nobody may wait as long again, and a store that is gone: its stream ended and a probe failed.
 
 Engine calls never probe: `allows` answers from one attribute. The cache's own thread does, so that a call never pays
 for finding out that the store is still away.
@@ -50,12 +52,12 @@ class Breaker:
             self._pause = FIRST_PAUSE
             return closed
 
-    def failed(self, why: str, *, deadline: bool = False) -> bool:
-        """The store did not answer. True when that opened the breaker."""
+    def failed(self, why: str, *, sure: bool = False) -> bool:
+        """The store did not answer. True when that opened the breaker, which one failure does that is sure."""
         with self._lock:
             self._failures += 1
             self.why = why
-            if self._open or (self._failures < FAILURES and not deadline):
+            if self._open or (self._failures < FAILURES and not sure):
                 return False
             self._open = True
             self.opened += 1

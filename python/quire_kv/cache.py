@@ -11,6 +11,7 @@ reported loaded only after its bytes were verified where they now lie.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -41,6 +42,15 @@ _DISTRUST_SECONDS = 5.0  # how long lookups end before such a key
 _LOG_SECONDS = 60.0  # one line per kind of failure in this time
 
 _SILENT = frozenset({Reason.ABSENT, Reason.INCOMPLETE, Reason.EXPIRED})  # plain misses: no failures
+
+# Refusals of the identity, or of who we are, that stay until an operator changes what this process was started with:
+# the cache is off. After every other one, also one that a later store may name, it is opened again after a pause.
+_FINAL = frozenset({
+    Reason.INVALID_SPEC, Reason.HASH_CONTRACT_FORK, Reason.WEAK_NAMES, Reason.UNAUTHORIZED, Reason.UNSUPPORTED, Reason.INVALID_VIEW,
+    Reason.SIZE_MISMATCH, Reason.BUFFER_SIZE,
+})  # fmt: skip
+_ENDED = frozenset({Reason.RETIRED, Reason.STALE_EPOCH, Reason.ABSENT, Reason.NOT_FOUND})  # of a whole call: the store has no such namespace any more
+_REOPEN_SECONDS = 1.0  # from one opening to the next, where a namespace ends as soon as it is opened
 
 
 class Lookup(NamedTuple):
@@ -89,6 +99,10 @@ class Cache:
         self._revision = 0  # of the identity: raised by invalidate and reopen
         self._client: _client.Client | None = None
         self._session: _client.Session | None = None
+        self._old: list[_client.Client] = []  # that the keeper closes: an engine's thread does not wait for it
+        self._open_at = 0.0  # by the monotonic clock: not opened again before
+        self._stands = False  # the session's attach stream
+        self._look = False  # it came or went: the keeper asks the store how it is
         self._seen: OrderedDict[bytes, None] | None = None  # after a clear: what this instance has met since
         self._distrusted: OrderedDict[bytes, float] = OrderedDict()  # key -> when it is trusted again
         self._logged: dict[str, float] = {}
@@ -218,11 +232,11 @@ class Cache:
                 keys, memory, group=group, scope=scope, view=view, lease=lease, timeout=self._config.load_timeout if timeout is None else timeout
             )
         except Exception as e:
-            self._failed("load", e, n)
-            self.counters.add(recompute_fallbacks=n)
-            return [False] * n
-        self._judge("load", "loaded", pages, keys, group, scope)
-        good = [p.ok for p in pages]
+            good = _done(e, n)
+            self._failed("load", e, n - sum(good))
+        else:
+            self._judge("load", "loaded", pages, keys, group, scope)
+            good = [p.ok for p in pages]
         if session is not self._session:
             return [False] * n
         self._count_bytes("load", session, group, view, sum(good))
@@ -275,7 +289,9 @@ class Cache:
                     timeout=left,
                 )
             except Exception as e:
-                self._failed("save", e, n - first)
+                done = _done(e, n - first)
+                good[first:] = [a or b for a, b in zip(good[first:], done, strict=True)]
+                self._failed("save", e, n - first - sum(done))
                 pages = []
                 if attempt == 0 and self._breaker.allows and isinstance(e, QuireError) and e.reason.retryable:
                     continue
@@ -327,6 +343,7 @@ class Cache:
         with self._wake:
             self._spec = spec
             self._off = ""
+            self._open_at = 0.0
             self._revision += 1
             self._wake.notify_all()
 
@@ -358,27 +375,36 @@ class Cache:
         report_at = 0.0
         while True:
             with self._wake:
-                if self._closed:
-                    return
-                session, off = self._session, self._off
-            if session is None and not off:
+                old, self._old = self._old, []
+                closed, session, off = self._closed, self._session, self._off
+            for client in old:
+                _quietly(functools.partial(client.close, timeout=0.5))
+            if closed:
+                return
+            if session is None and not off and (pause := self._open_at - time.monotonic()) > 0:
+                pass
+            elif session is None and not off:
                 if self._open():
                     attempt, report_at = 0, 0.0
                     continue
                 pause = _OPEN_PAUSES[min(attempt, len(_OPEN_PAUSES) - 1)]
                 attempt += 1
+            elif session is not None and self._look:
+                self._look = False
+                self._probe(session)
+                continue
             elif session is not None and (due := self._breaker.probe_in()) is not None:
                 pause = due
                 if due <= 0:
-                    self._probe()
-                    pause = self._breaker.probe_in() or 0.0
+                    self._probe(session)
+                    continue
             elif session is not None and time.monotonic() >= report_at:
                 pause = self._report(session)
                 report_at = time.monotonic() + pause
             else:
                 pause = max(0.0, report_at - time.monotonic()) if session is not None else _REPORT_SECONDS
             with self._wake:
-                if not self._closed and self._session is session and self._off == off:
+                if not self._closed and self._session is session and self._off == off and not self._look:
                     due = self._breaker.probe_in() if session is not None else None
                     self._wake.wait(max(0.001, pause if due is None else min(pause, due)))
 
@@ -398,11 +424,12 @@ class Cache:
         except ConfigError as e:
             self._give_up(revision, str(e))
         except QuireError as e:
-            if e.reason.retryable and e.reason is not Reason.LEASE_EXPIRED or e.broken:
-                self._breaker.why = str(e)
-                self._say("open", f"quire: the store at {self._config.server} does not answer; the engine runs without it until it does: {e}")
-            else:
+            if e.reason in _FINAL and not e.broken:
                 self._give_up(revision, f"the store refused the identity: {e}")
+            else:
+                self._breaker.why = _line(e)
+                does = "does not answer" if e.broken else "does not open the namespace now"
+                self._say(f"open {does}", f"quire: the store at {self._config.server} {does}; the engine runs without it until it does: {_line(e)}")
         except _Superseded:
             pass
         except Exception as e:
@@ -412,9 +439,11 @@ class Cache:
                 current = not self._closed and revision == self._revision
                 if current:
                     self._session = session
-                    self._breaker = Breaker()
+                    self._open_at = time.monotonic() + _REOPEN_SECONDS
+                    self._breaker.succeeded()
                     self._wake.notify_all()
             if current:
+                session.watch(lambda stands: self._linked(session, stands))
                 self._log.info("quire: ready: namespace %s, over %s", session.namespace.hex()[:16], client.transport)
                 return True
         if client is not None:
@@ -433,15 +462,29 @@ class Cache:
             self._off = why
             self._wake.notify_all()
 
-    def _probe(self) -> None:
+    def _linked(self, session: _client.Session, stands: bool) -> None:
+        """The session's stream stands, or does not any more: reason to ask the store at once, also when nobody calls."""
+        with self._wake:
+            if self._session is session:
+                self._stands, self._look = stands, True
+                self._wake.notify_all()
+
+    def _probe(self, session: _client.Session) -> None:
+        """Asks the store how it is. One that was started anew may have forgotten the namespace, or who uses it: it is
+        opened again."""
         client = self._client
         if client is None:
             return
         try:
-            client.capabilities(timeout=_PROBE_TIMEOUT)
+            found = client.capabilities(timeout=_PROBE_TIMEOUT)
         except Exception as e:
-            self._breaker.probe_failed(_line(e))
+            if not self._breaker.allows:
+                self._breaker.probe_failed(_line(e))
+            elif not isinstance(e, QuireError) or e.broken:
+                self._broke(_line(e), sure=not self._stands)
         else:
+            if found.boot != session.boot:
+                self._reopen_later(session, "the store was started anew")
             self._answered()
 
     def _report(self, session: _client.Session) -> float:
@@ -459,24 +502,25 @@ class Cache:
         except QuireError as e:
             if e.broken:
                 self._failed("report", e, 0)
-            elif e.reason in (Reason.RETIRED, Reason.STALE_EPOCH):
-                self._reopen_later(session, e)
+            elif e.reason in _ENDED:
+                self._reopen_later(session, _line(e))
         except Exception as e:
             self._say("report", f"quire: a report failed: {_line(e)}")
         return _REPORT_SECONDS
 
-    def _reopen_later(self, session: _client.Session, why: QuireError) -> None:
-        """The namespace ended or began another life under us: opens it again, as the store lets us."""
+    def _reopen_later(self, session: _client.Session, why: str) -> None:
+        """The namespace ended, was forgotten or began another life under us: opens it again, as the store lets us."""
         with self._wake:
             if self._session is not session or self._closed:
                 return
             self._session = None
+            self._breaker.why = why
             self._revision += 1
-            client, self._client = self._client, None
+            if self._client is not None:
+                self._old.append(self._client)
+                self._client = None
             self._wake.notify_all()
         self._log.warning("quire: opening the namespace again: %s", why)
-        if client is not None:
-            _quietly(lambda: client.close(timeout=0.5))
 
     # -- what happened -------------------------------------------------------------------------------------------
 
@@ -502,14 +546,18 @@ class Cache:
             return reason
         if not error.broken:
             self._answered()
-            if reason in (Reason.RETIRED, Reason.STALE_EPOCH) and self._session is not None:
-                self._reopen_later(self._session, error)
+            if reason in _ENDED and self._session is not None:
+                self._reopen_later(self._session, _line(error))
             self._say(f"{what} {reason.label}", f"quire: {what} was refused: {_line(error)}")
-        elif self._breaker.failed(_line(error), deadline=isinstance(error, _client.DeadlineError)):
-            self._log.warning("quire: the store does not answer, the engine runs without it until it does: %s", _line(error))
+        else:
+            self._broke(_line(error), sure=isinstance(error, _client.DeadlineError))
+        return reason
+
+    def _broke(self, why: str, *, sure: bool) -> None:
+        if self._breaker.failed(why, sure=sure):
+            self._log.warning("quire: the store does not answer, the engine runs without it until it does: %s", why)
             with self._wake:
                 self._wake.notify_all()
-        return reason
 
     def _judge(self, what: str, done: str, pages: Sequence[_client.Page], keys: Sequence[bytes], group: bytes | None, scope: bytes) -> None:
         """Counts the pages of a call that came through, and distrusts those that a load did not bring."""
@@ -608,6 +656,12 @@ def _fingerprints(keys: Iterable[bytes], group: bytes | None, scope: bytes) -> I
     """16 bytes for each key as it is in this group and scope."""
     place = hashlib.blake2b((group or b"") + b"/" + scope, digest_size=16).digest() if group or scope else b""
     return (hashlib.blake2b(key, digest_size=16, key=place).digest() for key in keys)
+
+
+def _done(error: Exception, n: int) -> list[bool]:
+    """Which of n pages a call had brought to their end, verified or committed, before it broke off."""
+    pages: Sequence[_client.Page] = error.pages if isinstance(error, QuireError) else ()
+    return [p.ok for p in pages] if len(pages) == n else [False] * n
 
 
 def _line(error: BaseException) -> str:

@@ -10,7 +10,8 @@
 Every call ends by its timeout, and raises QuireError and nothing else. Page bytes go over the best transport that can be
 had: memory shared with a node of this host, data connections, gRPC. One that cannot be reached is left alone for a while.
 
-Threads: one for each open session, which reads its attach stream, and none besides while nothing runs. After a fork the
+Threads: one for each open session, which reads its attach stream, and none besides while nothing runs or was left to be
+given back. After a fork the
 child has a client without connections; sessions are opened again there. Fork safety is that of the frames: gRPC is used
 in short, to open and to find the transports, and a process that forks while it is in use should use spawn instead.
 """
@@ -26,6 +27,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import proto, shm
+from .aborts import Aborts
 from .deadline import Call, DeadlineError, again
 from .errors import QuireError, Reason
 from .frame_transport import FrameTransport
@@ -83,6 +85,7 @@ class Client:
         self._slabs = shm.Slabs()
         self._budget = shm.Budget(self.options.staging_bytes)
         self._sessions: set[Session] = set()
+        self._aborts = Aborts()
         self._writer = os.urandom(16)
         self._sequence = 0
 
@@ -107,7 +110,7 @@ class Client:
         return self._begin_session(Session(self, answer.namespace, digest(canonical) if canonical else b"", canonical), call)
 
     def _begin_session(self, session: Session, call: Call) -> Session:
-        self._limits(call)
+        session.boot = self._limits(call).boot
         with self._lock:
             if self._closed is not None:
                 raise again(self._closed)
@@ -163,6 +166,7 @@ class Client:
             s._life.cancel(why)  # all at once, so that they end side by side
         for s in sessions:
             s.close(max(0.05, deadline - time.monotonic()))
+        self._aborts.close(why, deadline)
         for w in ways:
             w.transport.close(deadline)
         self._channel.close(why)
@@ -201,6 +205,8 @@ class Client:
             return self._known
         finally:
             self._learning.release()
+            if self._ways:  # calls go there, or wait until they can: also of a store that is away no channel is held
+                self._channel.release()
 
     def _learn(self, call: Call) -> None:
         answer = repeated(call, lambda: self._channel.unary("PageService.GetCapabilities", proto.GetCapabilitiesRequest(), call))

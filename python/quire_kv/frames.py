@@ -142,6 +142,11 @@ class Connection:
             raise wire.protocol_error(f"{method}: kind {frame.kind}")
         return proto.parse(response, self.body(frame, call))
 
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was read that nobody asked for. Between calls."""
+        return self._from == self._to
+
     def abort(self) -> None:
         """Ends what waits on the connection."""
         self.stream.abort()
@@ -241,8 +246,10 @@ class Pool:
         raise again(self._closed)
 
     def _give(self, connection: Connection, sound: bool) -> None:
+        """Keeps a sound connection for the next call. One on which more came than was asked for is not sound: the next
+        call would read it as its own answer."""
         with self._room:
-            if sound and self._closed is None:
+            if sound and connection.clean and self._closed is None:
                 self._idle.append(connection)
                 return
             self._all.discard(connection)

@@ -9,6 +9,7 @@ afterwards changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import time
 from collections.abc import Callable, Sequence
@@ -266,18 +267,25 @@ class Publish:
                 rest.discard(g.wire_page)
 
     def _abort(self, token: Any, pages: list[int]) -> None:
-        """Frees what was granted and is not committed. Where the call has no time left for it, or its session ended,
-        the server frees it by itself: with the session, or when the lease runs out, a moment after the call."""
-        if self._call.expired():
-            return
+        """Frees what was granted and is not committed: within the call, or where that has no time left for it, after
+        it. Where it does not get through, or the session ended, the server frees it by itself: with the session, or when
+        the lease runs out, a moment after the call."""
         s = self._session
+        if self._call.cancelled is not None:
+            return
         request = proto.AbortPublishRequest(pages=pages)
         request.token.CopyFrom(token)
         request.namespace.CopyFrom(s._ref)
-        try:
-            s._client._route(self._call, lambda t: t.unary("AbortPublish", request, self._call))
-        except QuireError:
-            return
+
+        def send(call: Call) -> None:
+            s._client._route(call, lambda t: t.unary("AbortPublish", request, call))
+
+        if not self._call.expired():
+            with contextlib.suppress(QuireError):
+                send(self._call)
+                return
+        if self._call.expired() and self._call.cancelled is None:
+            s._client._aborts.add(send)
 
 
 def repeated(call: Call, f: Callable[[], Any]) -> Any:

@@ -83,6 +83,8 @@ class Session:
         self.generation = 0
         self._ref = proto.NamespaceRef(id=self.namespace, epoch=self.epoch, provenance=provenance)
         self._session_id = b""  # of the live attach stream
+        self.boot = b""  # of the node's start that the session was opened on: what it held in memory alone went with that
+        self._watcher: Callable[[bool], None] | None = None
         self._lock = threading.Condition()
         self._calls: set[Call] = set()
         self._ended: QuireError | None = None
@@ -420,18 +422,32 @@ class Session:
         if first[0] is not None:
             raise first[0]
 
+    def watch(self, told: Callable[[bool], None]) -> None:
+        """Has `told` called with whether the attach stream stands: now, and whenever that changes, by the thread that
+        reads it. It must return at once. An idle process learns so that its store went, and that it is back."""
+        self._watcher = told
+        told(bool(self._session_id))
+
+    def _now(self, session_id: bytes) -> None:
+        self._session_id = session_id
+        if self._watcher is not None:
+            self._watcher(bool(session_id))
+
     def _stay(self, told: Callable[[QuireError | None], None]) -> None:
         """Keeps the stream open, over reconnects. What was leased under an earlier stream ended with it."""
         pause = _ATTACH_PAUSE
+        since = 0.0
         life = self._life
         done = threading.Event()
         life.register(done.set)
         up = False
 
         def attached(session_id: bytes) -> None:
-            nonlocal pause, up
-            self._session_id, pause, up = session_id, _ATTACH_PAUSE, True
+            nonlocal since, up
+            since, up = time.monotonic(), True
+            self._now(session_id)
             told(None)
+            self._client._spare_channel()  # that the way here was asked over
 
         request = proto.AttachRequest(instance=self._client.options.instance)
         while life.cancelled is None:
@@ -443,7 +459,10 @@ class Session:
                 error = e
             except Exception as e:  # the thread must go on: without its stream the session has no leases
                 error = QuireError(Reason.UNKNOWN, f"attach: {type(e).__name__}: {e}", broken=True)
-            self._session_id = b""
+            if self._session_id:
+                self._now(b"")
+                if time.monotonic() - since > _ATTACH_LONGEST_PAUSE:
+                    pause = _ATTACH_PAUSE
             if not up:
                 told(error or QuireError(Reason.UNKNOWN, "attach: the stream ended", broken=True))
                 return

@@ -24,14 +24,14 @@ def test_opens_after_failures_in_a_row():
 
 def test_opens_after_one_deadline():
     b = Breaker(Clock())
-    assert b.failed("too late", deadline=True) and not b.allows
+    assert b.failed("too late", sure=True) and not b.allows
 
 
 def test_probes_are_spaced_and_bounded():
     clock = Clock()
     b = Breaker(clock)
     assert b.probe_in() is None
-    b.failed("too late", deadline=True)
+    b.failed("too late", sure=True)
     assert b.probe_in() == FIRST_PAUSE
     waits = []
     for _ in range(10):
@@ -41,5 +41,5 @@ def test_probes_are_spaced_and_bounded():
         b.probe_failed("still away")
     assert waits == sorted(waits) and waits[-1] == LONGEST_PAUSE < 5
     assert b.succeeded() and b.allows and b.probe_in() is None
-    b.failed("too late", deadline=True)
+    b.failed("too late", sure=True)
     assert b.probe_in() == FIRST_PAUSE

@@ -128,7 +128,7 @@ def test_case_c43_killed_and_back(rig, way):
     while c.ready:
         assert c.lookup(keys).leading == 0
         calls += 1
-    assert 1 <= calls <= 3
+    assert calls <= 3  # none, where the end of the session's stream was noticed first
     before = c.counters.snapshot()["refused_open"]
     for _ in range(1000):
         assert c.lookup(keys).leading == 0

@@ -384,9 +384,11 @@ class _Talk:
         if frame.kind == wire.STATUS:
             self._answer(wire.encode_frame(frame.kind, frame.method, frame.call, body), fds)
             return
-        for kind, flags, made, rest in self._spoilt(fault, frame, body, data):
-            self._answer(wire.encode_frame(kind, frame.method, frame.call, made, flags=flags, data=len(rest)) + rest, fds)
-            fds = []
+        frames = [
+            wire.encode_frame(kind, frame.method, frame.call, made, flags=flags, data=len(rest)) + rest
+            for kind, flags, made, rest in self._spoilt(fault, frame, body, data)
+        ]
+        self._answer(b"".join(frames), fds)  # at once: two answers are there together
         _close(fds)
 
     def _answer(self, raw: bytes, fds: list[int]) -> None:
