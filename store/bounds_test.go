@@ -168,6 +168,71 @@ func TestCase_C29_QuotaAroundTheWaterLevel(t *testing.T) {
 	}
 }
 
+// One probe for 50,000 keys, again and again while the tier is full and evicts: what is leased is all there, of each chain
+// that is being evicted there is a prefix, and what was never there is not.
+func TestCase_C30_FiftyThousandKeysWhileEvicting(t *testing.T) {
+	const keys, leased, victims, depth = 50_000, 200, 400, 8
+	f := storetest.New(t, storetest.Options{CapacityBytes: 16 << 20, Geometry: smallPages})
+	chains := [][]byte{storetest.Chain("leased", leased)}
+	for i := range victims {
+		chains = append(chains, storetest.Chain(fmt.Sprint("victim", i), depth))
+	}
+	chains = append(chains, storetest.Chain("never", keys-leased-victims*depth))
+	var runs []core.Run
+	for _, c := range chains {
+		runs = append(runs, f.Run(c))
+	}
+	mustPublish(t, f, chains[0], whole)
+	if l, why, err := f.Store.Lookup(t.Context(), f.Caller, runs[:1], whole, time.Hour); err != nil || why != reason.None || l.Covered[0] != leased {
+		t.Fatal(l, why, err)
+	}
+	probe := func() error {
+		bits, leading := make([]byte, (keys+7)/8), make([]uint32, len(runs))
+		if why := f.Store.Exists(f.Caller, runs, whole, bits, leading); why != reason.None {
+			return fmt.Errorf("refused: %v", why)
+		}
+		at := 0
+		for i, c := range chains {
+			n, lead := len(c)/32, int(leading[i])
+			if i == 0 && lead != leased || i == len(chains)-1 && lead != 0 {
+				return fmt.Errorf("chain %d of %d: %d pages are there", i, len(chains), lead)
+			}
+			for j := range n {
+				if there := bits[(at+j)/8]>>((at+j)%8)&1 == 1; there != (j < lead) {
+					return fmt.Errorf("chain %d, page %d: there %v, %d from the root on", i, j, there, lead)
+				}
+			}
+			at += n
+		}
+		return nil
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var probes atomic.Int64
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			if err := probe(); err != nil {
+				t.Error(err)
+				return
+			}
+			probes.Add(1)
+		}
+	})
+	defer wg.Wait()
+	defer stop()
+	evicted := func() uint64 { return f.Store.Status().Totals.Evicted }
+	for i := 0; evicted() == 0; i++ {
+		mustPublish(t, f, chains[1+i%victims], whole)
+	}
+	before, from := probes.Load(), evicted()
+	for i := 0; !t.Failed() && (i < victims || probes.Load() < before+3); i++ {
+		mustPublish(t, f, chains[1+i%victims], whole)
+	}
+	if n := evicted() - from; n < victims {
+		t.Errorf("%d pages evicted while %d keys were asked for %d times", n, keys, probes.Load()-before)
+	}
+}
+
 func TestCase_C80_EverythingIsLeased(t *testing.T) {
 	f := storetest.New(t, storetest.Options{
 		CapacityBytes: 16 << 20, Limits: core.Limits{TierShare: 1, PrincipalShare: 1, SessionShare: 1},
