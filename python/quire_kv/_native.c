@@ -24,7 +24,26 @@ enum { STREAM_BYTES = 1 << 20 };
 enum { PIECE = 64 << 10, MAX_COMPONENTS = 64, MAX_DIM = 1 << 16, MAX_THREADS = 64, SEGS = 1100 };
 static const uint64_t MAX_ROW = 1ULL << 28, MAX_STRIDE = 1ULL << 44, MAX_PAGE = 1ULL << 40, LOW = 4096;
 
-static uint64_t hash(const uint8_t *p, size_t n) { return n <= SHORT_MAX ? hash_short(p, n) : kern->hash_long(p, n); }
+static uint64_t hash(const uint8_t *p, size_t n) {
+    if (n <= SHORT_MAX) return hash_short(p, n);
+    _Alignas(64) uint64_t lanes[8];
+    kern->lanes_long(p, n, lanes);
+    return merge_lanes(lanes, n);
+}
+
+/* xxh3-128 of 8 bytes or more. */
+static void hash128(const uint8_t *p, size_t n, uint8_t *to) {
+    struct pair h;
+    if (n > SHORT_MAX) {
+        _Alignas(64) uint64_t lanes[8];
+        kern->lanes_long(p, n, lanes);
+        h = (struct pair){merge_lanes(lanes, n), merge_from(~(n * P64_2), lanes, secret + 192 - 64 - 11)};
+    } else
+        h = n <= 16 ? hash128_short(p, n) : hash128_mid(p, n);
+    h.lo = __builtin_bswap64(h.lo), h.hi = __builtin_bswap64(h.hi);
+    memcpy(to, &h.hi, 8);
+    memcpy(to + 8, &h.lo, 8);
+}
 
 static void summer_start(struct summer *s, size_t bytes) {
     memcpy(s->lanes, initial_lanes(), sizeof s->lanes);
@@ -254,6 +273,8 @@ static uint16_t run_job(struct walk *w, const struct unpack *u, const struct job
     return OK;
 }
 
+struct fetched; /* _pages.h */
+
 /* A batch of items that threads take one by one. */
 struct batch {
     void (*item)(struct batch *, struct walk *, uint8_t *scratch, uint64_t);
@@ -268,6 +289,8 @@ struct batch {
     /* unpack */
     struct unpack u;
     uint8_t *jobs;
+    struct fetched *fetched;
+    int to_engine; /* what a walk does */
 };
 
 static void pack_item(struct batch *b, struct walk *w, uint8_t *scratch, uint64_t i) {
@@ -283,6 +306,8 @@ static void unpack_item(struct batch *b, struct walk *w, uint8_t *scratch, uint6
     memcpy(b->jobs + i * sizeof j + offsetof(struct job, status), &j.status, sizeof j.status);
 }
 
+#include "_pages.h"
+
 static void *work(void *arg) {
     struct batch *b = arg;
     uint8_t *room = malloc(sizeof(struct walk) + PIECE + 2 * 64);
@@ -290,7 +315,7 @@ static void *work(void *arg) {
     uint8_t *scratch = (uint8_t *)(((uintptr_t)room + 63) & ~(uintptr_t)63);
     struct walk *w = (struct walk *)(scratch + PIECE);
     w->layout = b->layout, w->summer = NULL, w->n = w->pending = 0;
-    w->to_engine = b->item == unpack_item;
+    w->to_engine = b->to_engine;
     w->stream = b->stream;
     for (uint64_t i; (i = atomic_fetch_add(&b->next, 1)) < b->count;) b->item(b, w, scratch, i);
     STREAM_END();
@@ -424,7 +449,7 @@ static PyObject *py_unpack(PyObject *self, PyObject *const *args, Py_ssize_t n) 
     if (v[8] > MAX_DIM || v[9] - v[8] != l.heads || v[10] > MAX_DIM || v[11] - v[10] != l.layers || v[12] != l.cell)
         return wrong("view");
     if (v[13] - 1 >= MAX_THREADS) return wrong("threads");
-    struct batch b = {.item = unpack_item, .count = jobs.bytes / sizeof(struct job), .layout = &l};
+    struct batch b = {.item = unpack_item, .to_engine = 1, .count = jobs.bytes / sizeof(struct job), .layout = &l};
     b.jobs = (uint8_t *)(uintptr_t)jobs.at;
     b.u = (struct unpack){.layout = &l, .pages = mem_pages, .cell = l.cell, .sum_count = sums.bytes / 8};
     b.u.addresses = (const uint64_t *)(uintptr_t)addresses.at;
@@ -440,6 +465,71 @@ static PyObject *py_unpack(PyObject *self, PyObject *const *args, Py_ssize_t n) 
     }
     if (run_batch(&b, v[13])) return NULL;
     Py_RETURN_NONE;
+}
+
+/* Ordinary pages at the start of a batch: see _pages.h and kernels.fetched. */
+static PyObject *py_fetched(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    (void)self;
+    char *texts[3];
+    Py_ssize_t sizes[3];
+    uint64_t v[14];
+    if (n != 18) return wrong("18 arguments are wanted");
+    for (int i = 0; i < 3; i++)
+        if (PyBytes_AsStringAndSize(args[i], &texts[i], &sizes[i])) return NULL;
+    int64_t after = PyLong_AsLongLong(args[3]);
+    if ((after == -1 && PyErr_Occurred()) || !numbers(args + 4, 14, 14, v)) return NULL;
+    struct layout l;
+    struct table addresses = {v[2], v[3]}, slabs = {v[4], v[5]}, index = {v[6], v[7]}, status = {v[8], v[9]}, where = {v[10], v[11]};
+    if (!read_layout(&l, (struct table){v[0], v[1]})) return wrong("layout");
+    uint64_t per_page = l.components * l.layers, mem_pages = addresses.bytes / 8 / per_page, size = (uint64_t)sizes[0];
+    struct fetched f = {.expect = (const uint8_t *)texts[1], .hashes = (const uint8_t *)texts[2], .layout = &l};
+    f.count = index.bytes / 8, f.slab_count = slabs.bytes / sizeof(struct known_slab);
+    if (!fits(addresses, mem_pages * per_page, 8)) return wrong("addresses");
+    if (!fits(slabs, f.slab_count, sizeof(struct known_slab))) return wrong("slabs");
+    if (!fits(index, f.count, 8) || !fits(where, f.count, 8)) return wrong("index");
+    if (status.at < LOW || status.bytes != f.count) return wrong("status");
+    if (sizes[1] != FAMILY_BYTES + SHAPE_BYTES) return wrong("expectation");
+    f.hash_bytes = f.expect[H_HASH_BYTES - H_FAMILY];
+    if (f.hash_bytes > HASH_ROOM || f.count * f.hash_bytes != (uint64_t)sizes[2]) return wrong("hashes");
+    if (v[12] - 1 >= MAX_THREADS || v[13] > size) return wrong("threads or start");
+    f.index = (const int64_t *)(uintptr_t)index.at;
+    for (uint64_t i = 0; i < f.count; i++) {
+        if (f.index[i] < 0 || (uint64_t)f.index[i] >= mem_pages) return wrong("page outside of the memory");
+        if (!sane(&l, (const uint64_t *)(uintptr_t)addresses.at + (uint64_t)f.index[i] * per_page)) return wrong("address of a page");
+    }
+    f.slabs = (const struct known_slab *)(uintptr_t)slabs.at;
+    f.status = (uint8_t *)(uintptr_t)status.at;
+    f.pieces = pieces_of(l.heads, l.layers, l.cell);
+    f.payload = l.heads * l.layers * l.cell;
+    uint64_t room = (size - v[13]) / (8 + REFERENCE_BYTES), pages = (size - v[13]) / (8 + H_FIXED + REFERENCE_BYTES + 8 * f.pieces.count);
+    f.chunks = malloc((room + 1) * sizeof *f.chunks);
+    f.items = malloc((pages + 1) * sizeof *f.items);
+    f.sums = malloc((pages + 1) * f.pieces.count * 8);
+    struct batch b = {.item = fetched_item, .to_engine = 1, .layout = &l, .fetched = &f};
+    PyObject *result = NULL;
+    uint64_t at = v[13];
+    if (!f.chunks || !f.items || !f.sums) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    while (at < size && f.item_count < pages) {
+        if (!read_page(&f, (const uint8_t *)texts[0], size, &at, after, (uint64_t *)(uintptr_t)where.at)) break;
+        after = (int64_t)f.items[f.item_count - 1].number;
+    }
+    b.count = f.item_count;
+    b.stream = f.payload >= STREAM_BYTES || b.count >= (STREAM_BYTES + f.payload - 1) / f.payload;
+    b.u = (struct unpack){.layout = &l, .pages = mem_pages, .cell = l.cell, .sums = f.sums, .h1 = l.heads, .l1 = l.layers};
+    b.u.addresses = (const uint64_t *)(uintptr_t)addresses.at;
+    b.u.sum_count = f.item_count * f.pieces.count;
+    if (b.count && run_batch(&b, v[12])) goto done;
+    result = Py_BuildValue("KLK", (unsigned long long)at, (long long)after, (unsigned long long)f.chunk_count);
+    atomic_thread_fence(memory_order_seq_cst); /* every byte was read before any generation is */
+    for (uint64_t i = 0; i < f.item_count; i++)
+        for (uint64_t k = 0; k < f.items[i].chunks; k++)
+            if (!fresh_chunk(&f.chunks[f.items[i].first + k])) f.status[f.items[i].number] = PAGE_STALE;
+done:
+    free(f.chunks), free(f.items), free(f.sums);
+    return result;
 }
 
 static PyObject *py_verify(PyObject *self, PyObject *const *args, Py_ssize_t n) {
@@ -501,6 +591,7 @@ static PyObject *py_use(PyObject *self, PyObject *name) {
 static PyMethodDef methods[] = {
     {"pack", FAST(py_pack), METH_FASTCALL, "layout, addresses, pages, out, sums (each address, bytes), threads"},
     {"unpack", FAST(py_unpack), METH_FASTCALL, "jobs, layout, addresses, sums (each address, bytes), view, cell bytes, threads"},
+    {"fetched", FAST(py_fetched), METH_FASTCALL, "body, expectation, hashes, page before, layout, addresses, slabs, index, status, where, threads, start"},
     {"verify", FAST(py_verify), METH_FASTCALL, "jobs, sums (each address, bytes), cell bytes, threads"},
     {"sums", FAST(py_sums), METH_FASTCALL, "address, heads, layers, cell bytes, sums (address, bytes)"},
     {"xxh3_64", FAST(py_xxh3_64), METH_FASTCALL, "address, bytes"},

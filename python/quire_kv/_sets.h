@@ -24,7 +24,7 @@ struct summer {
 struct kernels {
     void (*feed)(struct summer *, const struct seg *, size_t, uint8_t *);
     void (*feed_stream)(struct summer *, const struct seg *, size_t, uint8_t *); /* past the caches, to aligned lines */
-    uint64_t (*hash_long)(const uint8_t *, size_t);
+    void (*lanes_long)(const uint8_t *, size_t, uint64_t *); /* to eight lanes, aligned to 64 */
     void (*gather)(const struct seg *, size_t, uint8_t *);
     void (*scatter)(const struct seg *, size_t, const uint8_t *, int stream);
 };

@@ -50,9 +50,8 @@ FEED(feed, STEP)
 FEED(feed_stream, STREAM_STEP)
 #undef FEED
 
-/* xxh3-64 of more than SHORT_MAX bytes where they lie. */
-TARGET static uint64_t T(hash_long)(const uint8_t *from, size_t n) {
-    _Alignas(64) uint64_t out[8];
+/* The lanes of xxh3 after more than SHORT_MAX bytes, where they lie. */
+TARGET static void T(lanes_long)(const uint8_t *from, size_t n, uint64_t *out) {
     LANES lanes = LANES_LOAD(initial_lanes());
     size_t m = (n - 1) / STRIPE;
     for (const uint8_t *p = from; m > 0;) {
@@ -63,7 +62,6 @@ TARGET static uint64_t T(hash_long)(const uint8_t *from, size_t n) {
     }
     STEP(lanes, from + n - STRIPE, (uint8_t *)NULL, keys[LAST_KEY]);
     LANES_STORE(out, lanes);
-    return merge_lanes(out, n);
 }
 
 typedef uint8_t T(line) __attribute__((vector_size(64), aligned(1), may_alias));
@@ -104,7 +102,7 @@ TARGET static void T(scatter)(const struct seg *segs, size_t n, const uint8_t *f
     }
 }
 
-static const struct kernels T(kernels) = {T(feed), T(feed_stream), T(hash_long), T(gather), T(scatter)};
+static const struct kernels T(kernels) = {T(feed), T(feed_stream), T(lanes_long), T(gather), T(scatter)};
 
 #undef T
 #undef TARGET

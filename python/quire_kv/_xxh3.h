@@ -122,12 +122,66 @@ static const uint64_t *initial_lanes(void) {
     return lanes;
 }
 
-/* The sum of a long input of n bytes out of its eight lanes. */
-static uint64_t merge_lanes(const uint64_t *lanes, size_t n) {
-    uint64_t h = n * P64_1;
-    for (int i = 0; i < 4; i++)
-        h += fold64(lanes[2 * i] ^ read64(secret + 11 + 16 * i), lanes[2 * i + 1] ^ read64(secret + 19 + 16 * i));
+static uint64_t merge_from(uint64_t h, const uint64_t *lanes, const uint8_t *key) {
+    for (int i = 0; i < 4; i++) h += fold64(lanes[2 * i] ^ read64(key + 16 * i), lanes[2 * i + 1] ^ read64(key + 8 + 16 * i));
     return avalanche(h);
+}
+
+/* The sum of a long input of n bytes out of its eight lanes. */
+static uint64_t merge_lanes(const uint64_t *lanes, size_t n) { return merge_from(n * P64_1, lanes, secret + 11); }
+
+/* xxh3-128 with seed 0 in canonical form: 8 bytes at least, which is what headers and their sums have. */
+
+struct pair { uint64_t lo, hi; };
+
+static inline struct pair mul128(uint64_t a, uint64_t b) {
+#ifdef __SIZEOF_INT128__
+    __uint128_t p = (__uint128_t)a * b;
+    return (struct pair){(uint64_t)p, (uint64_t)(p >> 64)};
+#else
+    uint64_t ll = (a & 0xffffffff) * (b & 0xffffffff), hl = (a >> 32) * (b & 0xffffffff);
+    uint64_t lh = (a & 0xffffffff) * (b >> 32), hh = (a >> 32) * (b >> 32);
+    uint64_t cross = (ll >> 32) + (hl & 0xffffffff) + lh;
+    return (struct pair){cross << 32 | (ll & 0xffffffff), (hl >> 32) + (cross >> 32) + hh};
+#endif
+}
+
+static inline struct pair mix32(struct pair acc, const uint8_t *a, const uint8_t *b, const uint8_t *key) {
+    acc.lo = (acc.lo + mix16(a, key)) ^ (read64(b) + read64(b + 8));
+    acc.hi = (acc.hi + mix16(b, key + 16)) ^ (read64(a) + read64(a + 8));
+    return acc;
+}
+
+static struct pair hash128_mid(const uint8_t *p, size_t n) {
+    struct pair acc = {n * P64_1, 0};
+    if (n <= 128) {
+        for (size_t i = (n - 1) / 32 + 1; i-- > 0;) acc = mix32(acc, p + 16 * i, p + n - 16 * (i + 1), secret + 32 * i);
+    } else {
+        for (size_t i = 0; i < 4; i++) acc = mix32(acc, p + 32 * i, p + 32 * i + 16, secret + 32 * i);
+        acc.lo = avalanche(acc.lo), acc.hi = avalanche(acc.hi);
+        for (size_t i = 4; i < n / 32; i++) acc = mix32(acc, p + 32 * i, p + 32 * i + 16, secret + 32 * (i - 4) + 3);
+        acc = mix32(acc, p + n - 16, p + n - 32, secret + 136 - 17 - 16);
+    }
+    return (struct pair){avalanche(acc.lo + acc.hi), 0 - avalanche(acc.lo * P64_1 + acc.hi * P64_4 + n * P64_2)};
+}
+
+static struct pair hash128_short(const uint8_t *p, size_t n) {
+    if (n > 8) {
+        uint64_t lo = read64(p), hi = read64(p + n - 8);
+        struct pair m = mul128(lo ^ hi ^ (read64(secret + 32) ^ read64(secret + 40)), P64_1);
+        m.lo += (uint64_t)(n - 1) << 54;
+        hi ^= read64(secret + 48) ^ read64(secret + 56);
+        m.hi += hi + (hi & 0xffffffff) * (P32_2 - 1);
+        m.lo ^= __builtin_bswap64(m.hi);
+        struct pair h = mul128(m.lo, P64_2);
+        return (struct pair){avalanche(h.lo), avalanche(h.hi + m.hi * P64_2)};
+    }
+    uint64_t both = read32(p) + ((uint64_t)read32(p + n - 4) << 32);
+    struct pair m = mul128(both ^ (read64(secret + 16) ^ read64(secret + 24)), P64_1 + (n << 2));
+    m.hi += m.lo << 1;
+    m.lo ^= m.hi >> 3;
+    m.lo = (m.lo ^ m.lo >> 35) * MIX_2;
+    return (struct pair){m.lo ^ m.lo >> 28, avalanche(m.hi)};
 }
 
 #endif

@@ -56,7 +56,7 @@ class FrameTransport(Transport):
 
     def _fetch(self, connection: Connection, request: Any, intake: Intake, call: Call) -> None:
         intake.slabs = self._slabs
-        reception = _Reception(connection, intake, call)
+        reception = _Reception(connection, intake, request.run.hashes, call)
         try:
             connection.stream.send([connection.request("Fetch", request, call)], call)
             while True:
@@ -146,8 +146,8 @@ class FrameTransport(Transport):
 class _Reception:
     """The frames of one Fetch on their way into an intake."""
 
-    def __init__(self, connection: Connection, intake: Intake, call: Call) -> None:
-        self._connection, self._intake, self._call = connection, intake, call
+    def __init__(self, connection: Connection, intake: Intake, hashes: bytes, call: Call) -> None:
+        self._connection, self._intake, self._hashes, self._call = connection, intake, hashes, call
         self._buffer: Buffer | None = connection.attached.get("receive")
         self._fill = 0
         self._response = proto.FetchResponse
@@ -162,6 +162,14 @@ class _Reception:
             intake.message(head, len(chunk), address_of_bytes(chunk), owner=chunk)
             self._spill(_RECEIVE_BYTES)
             return
+        if not frame.data and intake.slabs is not None:
+            if self._connection.stream.descriptors:
+                intake.slabs.take(self._connection.stream.descriptors)
+            stop, references = intake.batch(body, self._hashes)
+            self.references += references
+            if stop == len(body):
+                return
+            body = body[stop:]
         entries = wire.entries(body, frame.data)
         at = self._receive(frame.data) if frame.data else 0
         parse, response = proto.parse, self._response

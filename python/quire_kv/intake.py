@@ -29,6 +29,7 @@ __all__ = ["MAX_EXTENTS", "Intake", "Wanted"]
 MAX_EXTENTS = 256  # of one page
 _MAX_JOBS = 1 << 16  # of one table
 _OK = 1  # proto Outcome
+_SERVED = Page(True, Reason.NONE)
 
 
 class Wanted:
@@ -87,6 +88,10 @@ class Intake:
         self._spans: dict[View, list[list[int]] | None] = {}  # by an extent's view: what all of the view is of it
         self.slabs: Slabs | None = None  # where references of this stream lead
         self.pending_bytes = 0  # in jobs since the last flush
+        # ordinary pages
+        self._plain = view == geometry.whole and not any(pages[i].resume for i in index)
+        self._status: np.ndarray | None = None  # by page of the stream
+        self._where = self._places = np.empty(0, dtype=np.int64)
         # the table
         self._table = 0
         self._rows: list[tuple] = []
@@ -98,6 +103,38 @@ class Intake:
         # the page at hand
         self._at = -1
         self._mark: _Mark | None = None  # None: done, drop what comes
+
+    # -- batches of ordinary pages -------------------------------------------------------------------------------
+
+    def batch(self, body: bytes, hashes: bytes) -> tuple[int, int]:
+        """Takes the pages at the start of a batch that need no look at each message: where it stopped, and how many
+        references it has done with. `hashes` are those of the stream. The rest is for `message`."""
+        if not (kernels.NATIVE and self._plain) or self._mark is not None or self.slabs is None or self._on_copied is not None:
+            return 0, 0
+        if self._status is None:
+            n = len(self._index)
+            self._status, self._where = np.zeros(n, dtype=np.uint8), np.empty(n, dtype=np.uint64)
+            self._places = np.array(self._index, dtype=np.int64)
+        table, keep = self.slabs.table()
+        before = self._at
+        stop, self._at, references = kernels.fetched(
+            body, 0, self._expect, hashes, before, self._memory, table, self._places, self._status, self._where, threads=self._threads
+        )
+        del keep
+        for k, status in enumerate(self._status[before + 1 : self._at + 1].tolist(), before + 1):
+            if status == kernels.FETCHED_OK:
+                self._pages[self._index[k]].result = _SERVED
+            elif status:
+                self._failed(self._pages[self._index[k]], status, body, int(self._where[k]))
+        return stop, references
+
+    def _failed(self, wanted: Wanted, status: int, body: bytes, where: int) -> None:
+        if status == kernels.FETCHED_CORRUPT:
+            at = where >> 32
+            wanted.corrupt = [self._expect.read(body[at : at + (where & 0xFFFFFFFF)], wanted.key).id.encode()]
+            wanted.result = Page(False, Reason.CORRUPT)
+        else:
+            wanted.stale, wanted.resume = True, []
 
     # -- messages ------------------------------------------------------------------------------------------------
 
@@ -255,7 +292,7 @@ class Intake:
                     self._mark = None
                 self._miss(mark, Reason.CORRUPT)
             elif self._fresh(mark):
-                self._pages[mark.page].result = Page(True, Reason.NONE)
+                self._pages[mark.page].result = _SERVED
             else:
                 wanted = self._pages[mark.page]
                 wanted.stale, wanted.resume = True, []

@@ -25,7 +25,7 @@ import xxhash
 
 from .buffers import memory_at
 from .layout import MAX_PAGE_BYTES, Layout, PageMemory
-from .page import Geometry, Pieces, View, pieces_of
+from .page import Expectation, Geometry, Pieces, View, pieces_of
 
 # One run of bytes of one extent, and where it goes. 64 bytes.
 UNPACK: Final = np.dtype(
@@ -54,6 +54,11 @@ IN_PLACE: Final = 2  # the bytes are where they belong: summed there, not copied
 OK: Final = 0
 CORRUPT: Final = 1  # a sum differs, or a piece is cut and no sum of its part was given
 REFUSED: Final = 2  # the run leaves the extent, the page or the sums; nothing of it was touched
+
+# Status of a page that `fetched` took.
+FETCHED_OK: Final = 1
+FETCHED_CORRUPT: Final = 2
+FETCHED_STALE: Final = 3  # its memory was taken back before it was read to the end
 
 MAX_THREADS: Final = 64
 _LOW: Final = 4096  # no address below is one
@@ -134,6 +139,27 @@ def verify(jobs: np.ndarray, geo: Geometry, sums: np.ndarray, *, threads: int = 
         return
     for job in jobs:
         job["status"] = _run_job(job, None, geo.cell_bytes, View(0, 0, 0, 0), sums)
+
+
+def fetched(
+    body: bytes, start: int, expect: Expectation, hashes: bytes, after: int, mem: PageMemory, slabs: np.ndarray, index: np.ndarray,
+    status: np.ndarray, where: np.ndarray, *, threads: int = 1,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Takes ordinary pages off the body of a batch of a Fetch, from `start` on: pages of one extent that is all of the
+    page, in references to `slabs` (Slabs.table), in the order asked for, after page `after` of the stream. `hashes` are
+    all that the stream asked for, and index, int64 [n], where in `mem` each belongs, which has whole pages.
+
+    Each is copied to its place, summed there, and the generations of its references are asked then: status, uint8 [n],
+    becomes FETCHED_OK, FETCHED_CORRUPT or FETCHED_STALE, and where, uint64 [n], place << 32 | bytes of its header in the
+    body. A page that is not FETCHED_OK has undefined bytes in its place. Returns where it stopped in the body, at an entry that is
+    another case or at the end, the last page that it took, and how many references those had. Nothing without native code."""
+    if _module is None:
+        return start, after, 0
+    table = mem.layout.table()
+    out: tuple[int, int, int] = _module.fetched(
+        body, expect.ordinary, hashes, after, *_raw(table), *_raw(mem.addresses), *_raw(slabs), *_raw(index), *_raw(status), *_raw(where), threads, start
+    )
+    return out
 
 
 def sums(address: int, geo: Geometry, view: View) -> np.ndarray:

@@ -551,7 +551,7 @@ class Expectation:
     Immutable; use it from any thread. One for each (namespace, epoch, scope, geometry).
     """
 
-    __slots__ = ("geometry", "_family", "_shape", "_counts")
+    __slots__ = ("geometry", "ordinary", "_family", "_shape", "_counts")
 
     def __init__(self, namespace: bytes, epoch: int, scope: bytes, geometry: Geometry) -> None:
         """namespace: 32 bytes. scope: 32 bytes, or empty for plain requests."""
@@ -559,6 +559,7 @@ class Expectation:
         self.geometry = g
         self._family = struct.pack("<32sQ32s32sB", namespace, epoch, scope or ZERO32, g.group, g.hash_bytes)
         self._shape = struct.pack("<IIHHH", g.page_tokens, g.cell_bytes, g.heads, g.layers, GRADES[g.grade])
+        self.ordinary = self._family + self._shape  # for native code, which reads headers of whole pages
         self._counts: dict[tuple[int, int, int, int], int] = {}
 
     def read(self, b: Buffer, page_hash: bytes, view: View | None = None) -> Extent:

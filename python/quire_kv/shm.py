@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import mmap
 import os
 import sys
 import threading
@@ -30,7 +31,11 @@ _GENERATIONS_HEAD = 64
 _MAGIC = int.from_bytes(b"QURSLAB1", "little")
 _GONE = (1 << 64) - 1
 _TMPFS = 0x01021994
-_PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
+_PROT_NONE, _PROT_READ, _PROT_WRITE, _MAP_SHARED, _MAP_FIXED = 0, 1, 2, 1, 16
+_MAP_RESERVE = 2 | 0x20 | 0x4000  # private, anonymous, no memory for it
+_FAILED = ctypes.c_void_p(-1).value
+_HUGE_PAGE = 2 << 20
+_PAGE = mmap.PAGESIZE
 _MADV_REMOVE, _MADV_HUGEPAGE = 9, 14
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
@@ -46,9 +51,28 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 def _map(fd: int, size: int, protection: int) -> int:
     at = _libc.mmap(None, size, protection, _MAP_SHARED, fd, 0)
-    if at in (None, ctypes.c_void_p(-1).value):
+    if at in (None, _FAILED):
         raise OSError(ctypes.get_errno(), f"map {size} bytes")
     return int(at)
+
+
+def _map_slab(fd: int, size: int) -> int:
+    """A read-only mapping at a multiple of a huge page: what the node has in huge pages is then mapped in them."""
+    span = size + _HUGE_PAGE
+    at = _libc.mmap(None, span, _PROT_NONE, _MAP_RESERVE, -1, 0)
+    if at in (None, _FAILED):
+        raise OSError(ctypes.get_errno(), f"reserve {span} bytes of addresses")
+    base = (int(at) + _HUGE_PAGE - 1) // _HUGE_PAGE * _HUGE_PAGE
+    if _libc.mmap(base, size, _PROT_READ, _MAP_SHARED | _MAP_FIXED, fd, 0) != base:
+        error = OSError(ctypes.get_errno(), f"map {size} bytes")
+        _libc.munmap(at, span)
+        raise error
+    end = base + -(-size // _PAGE) * _PAGE
+    if base > at:
+        _libc.munmap(at, base - at)
+    if at + span > end:
+        _libc.munmap(end, at + span - end)
+    return base
 
 
 def _checked(fd: int, *, hugetlb: bool) -> int:
@@ -82,7 +106,7 @@ class Slab:
         if self._words_bytes < _GENERATIONS_HEAD:
             raise protocol_error(f"generations of {self._words_bytes} bytes")
         try:
-            self.address = _map(memory_fd, self.bytes, _PROT_READ)
+            self.address = _map_slab(memory_fd, self.bytes)
             self._words_at = _map(generations_fd, self._words_bytes, _PROT_READ)
         except OSError as e:
             raise QuireError(Reason.UNKNOWN, f"shared memory: {e}", broken=True) from None
@@ -97,6 +121,11 @@ class Slab:
             or self.slots * self.slot_bytes > self.bytes
         ):
             raise protocol_error(f"generations of {self.slots} slots of {self.slot_bytes} bytes in {self.bytes}")
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """The slab as native code takes it: number, address, bytes, address of the generations, slot bytes, slots."""
+        return self.number, self.address, self.bytes, self._words_at, self.slot_bytes, self.slots
 
     @property
     def gone(self) -> bool:
@@ -121,6 +150,16 @@ class Slabs:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._slabs: dict[int, Slab] = {}
+        self._table: tuple[np.ndarray, list[Slab]] | None = None
+
+    def table(self) -> tuple[np.ndarray, list[Slab]]:
+        """All slabs as native code takes them, uint64 [n, 6], and what keeps them mapped. Immutable."""
+        table = self._table
+        if table is None:
+            with self._lock:
+                slabs = list(self._slabs.values())
+                table = self._table = np.array([s.row for s in slabs], dtype=np.uint64).reshape(-1, 6), slabs
+        return table
 
     def take(self, descriptors: deque[int]) -> None:
         """Maps what came: descriptors of memory and generations, in turns. Closes all of them."""
@@ -130,6 +169,7 @@ class Slabs:
             with self._lock:
                 for number in [n for n, s in self._slabs.items() if s.gone]:
                     del self._slabs[number]
+                    self._table = None
             while len(descriptors) >= 2:
                 slab = Slab(descriptors[0], descriptors[1])
                 for _ in range(2):
@@ -138,6 +178,7 @@ class Slabs:
                     if len(self._slabs) >= MAX_SLABS:
                         raise protocol_error(f"more than {MAX_SLABS} slabs")
                     self._slabs.setdefault(slab.number, slab)
+                    self._table = None
             if descriptors:
                 raise protocol_error("half a slab")
         finally:
@@ -156,6 +197,7 @@ class Slabs:
         """Forgets all slabs; those in use are unmapped by their last user."""
         with self._lock:
             self._slabs.clear()
+            self._table = None
 
     def barrier(self) -> None:
         """Orders loads: those before come before those after. A release followed by an acquire is one everywhere."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from test_client import GUARD_SECONDS, HEADS, LAYERS, TOKENS, WIDTH, flat, good, keys_of
 
-from quire_kv import proto, shm
+from quire_kv import kernels, proto, shm
 from quire_kv.client import Client, Options, QuireError, Reason
 from quire_kv.shm import Area, Budget, Slab, Slabs
 from quire_kv.wire import Reference
@@ -193,22 +193,52 @@ def test_memory_taken_back_while_it_was_read(world, spec_text):
     assert done and e.value.reason is Reason.STALE_EPOCH and not any(p.ok for p in e.value.pages)
 
 
-def test_pages_that_moved_are_asked_for_again(world, monkeypatch):
+class Generations:
+    """Lets what readers see of generations differ from what they were told, for both readers."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.differ = 0  # how often
+        valid, table = Slab.valid, Slabs.table
+
+        def told(slab: Slab, *numbers: int) -> bool:
+            if self.differ:
+                self.differ -= 1
+                return False
+            return valid(slab, *numbers)
+
+        def copied(slabs: Slabs):
+            rows, keep = table(slabs)
+            if not self.differ:
+                return rows, keep
+            self.differ -= 1
+            rows, words = rows.copy(), [np.array(s._words) for s in keep]
+            for row, w in zip(rows, words, strict=True):
+                w[8:] += 1
+                row[3] = w.ctypes.data
+            return rows, [*keep, *words]
+
+        monkeypatch.setattr(Slab, "valid", told)
+        monkeypatch.setattr(Slabs, "table", copied)
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=pytest.mark.skipif(not kernels.NATIVE, reason="no native code")), False])
+def test_pages_that_moved_are_asked_for_again(world, monkeypatch, native):
     """Generations that differ once: the page is fetched again, and is right."""
     client, session = world
     keys = keys_of(3)
     source, memory = flat(session, 3, seed=3)
     session.publish(keys, memory)
-    lies = [False, False]
-    honest = Slab.valid
-    monkeypatch.setattr(Slab, "valid", lambda self, *a: lies.pop() if lies else honest(self, *a))
+    if not native:
+        monkeypatch.setattr(kernels, "NATIVE", False)
+    generations = Generations(monkeypatch)
+    generations.differ = 1 if native else 2
     target, into = flat(session, 3)
-    assert good(session.fetch(keys, into)) and np.array_equal(target, source) and not lies
-    monkeypatch.setattr(Slab, "valid", lambda self, *a: False)
+    assert good(session.fetch(keys, into)) and np.array_equal(target, source) and not generations.differ
+    generations.differ = 1 << 30
     assert [p.reason for p in session.fetch(keys, into)] == [Reason.ABSENT] * 3
     lease = session.exists(keys, lease=30.0).lease
     assert [p.reason for p in session.fetch(keys, into, lease=lease)] == [Reason.LEASE_EXPIRED] * 3
-    monkeypatch.setattr(Slab, "valid", honest)
+    generations.differ = 0
     assert session.exists(keys).leading == 3, "what moved was not reported as corrupt"
 
 
