@@ -25,6 +25,10 @@ const (
 	registryDir       = "registry"
 	pagesDir          = "pages" // of the disk tier
 	operatorTokenFile = "operator.token"
+
+	// readyBytes of host memory are populated ahead of any need, at most a quarter of the tier: what engines on one host
+	// write in a burst, and a second or two of one core after a start or a purge.
+	readyBytes = 1 << 30
 )
 
 func openRegistry(ctx context.Context, c *Config) (*namespace.Registry, error) {
@@ -119,7 +123,7 @@ func (d *Daemon) openStore(ctx context.Context, deps Deps) (err error) {
 			}
 		}
 	}()
-	if d.host, err = host.New(host.Options{CapacityBytes: int64(c.MemoryBytes - c.MetadataBytes)}); err != nil {
+	if d.host, err = host.New(host.Options{CapacityBytes: int64(c.MemoryBytes - c.MetadataBytes), ReadyBytes: readyBytes}); err != nil {
 		return fmt.Errorf("set up host memory: %w", err)
 	}
 	tiers[evict.Host] = d.host
