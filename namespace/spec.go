@@ -99,17 +99,10 @@ type Recordings struct {
 	Reduction string `yaml:"reduction"` // shape of the sums, or fixed(n)
 }
 
-// Shape is the model's size as the cost model needs it.
+// Shape is the model's size as the cost model needs it: what recomputing pages costs follows from it (package cost).
 type Shape struct {
 	Params uint64 `yaml:"params"`
 	Layers uint32 `yaml:"layers"`
 	Heads  uint32 `yaml:"heads"` // query heads
 	Width  uint32 `yaml:"width"` // of a head
-}
-
-// FLOPs is F(S) = 2*P*S + 2*L*h*d_h*S^2, the work of prefilling S tokens: a multiply and an add for each parameter and
-// token, and those of the two attention products over the causal half of S^2. Recomputing tokens [a, b) costs F(b)-F(a).
-func (s Shape) FLOPs(tokens uint64) float64 {
-	n := float64(tokens)
-	return 2*float64(s.Params)*n + 2*float64(s.Layers)*float64(s.Heads)*float64(s.Width)*n*n
 }

@@ -66,9 +66,6 @@ func TestArithmetic(t *testing.T) {
 	if got := s.TokenBytes() * 8192; got != 5<<29 {
 		t.Errorf("8,192 tokens of 70B have %d bytes, want 2.5 GiB", got)
 	}
-	if got := s.Shape.FLOPs(8192); got < 1.235e15 || got > 1.245e15 {
-		t.Errorf("F(8192) = %g, want about 1.24e15", got)
-	}
 	if got := float64(example(t, "deepseek-v3-mla").TokenBytes()*8192) / (1 << 20); got != 549 {
 		t.Errorf("8,192 tokens of DeepSeek-V3 have %g MiB, want 549", got)
 	}

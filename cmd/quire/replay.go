@@ -14,6 +14,7 @@ import (
 
 	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/evict/replay"
+	"github.com/quire-kv/quire/internal/cost"
 	"github.com/quire-kv/quire/internal/demo"
 	"github.com/quire-kv/quire/internal/suggest"
 	"github.com/quire-kv/quire/internal/sysmem"
@@ -132,9 +133,8 @@ func (a *app) replayModels(sources []string) (models []replayModel, err error) {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		m := replayModel{name: filepath.Base(name), tokenBytes: spec.TokenBytes()}
-		s := spec.Shape
-		m.shape = evict.Shape{Params: float64(s.Params), Layers: float64(s.Layers), Heads: float64(s.Heads), Width: float64(s.Width)}
-		if s.Params == 0 {
+		shape, ok := cost.ShapeOf(spec)
+		if m.shape = shape; !ok {
 			return nil, usagef("%s has no shape, and nobody knows what its pages cost; add shape: {params, layers, heads, width}", name)
 		}
 		models = append(models, m)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/evict/replay"
-	"github.com/quire-kv/quire/namespace"
+	"github.com/quire-kv/quire/internal/cost"
 	"github.com/quire-kv/quire/reason"
 )
 
@@ -23,7 +23,7 @@ type Report struct {
 	Store    Store     `json:"store"`
 	Refusals []Refusal `json:"refusals"`
 
-	shape namespace.Shape
+	shape evict.Shape
 	flops float64
 	seen  map[uint64]struct{} // blocks of the trace so far; nil beyond maxSeen
 }
@@ -101,6 +101,7 @@ type Store struct {
 
 func newReport(o *Options, w *world) *Report {
 	stored := w.group.PageBytes()
+	shape, _ := cost.ShapeOf(w.spec) // it has one
 	r := &Report{
 		Trace: o.TraceName, Machine: Machine{runtime.GOOS, runtime.GOARCH, runtime.NumCPU()},
 		Model: Model{
@@ -109,7 +110,7 @@ func newReport(o *Options, w *world) *Report {
 		Store: Store{
 			Transport: string(w.a.client.Stats().Transport), Data: o.DataDir, MemoryBytes: o.MemoryBytes, PagesAtStart: w.found,
 		},
-		shape: shape70B(), flops: o.FLOPS, seen: map[uint64]struct{}{},
+		shape: shape, flops: o.FLOPS, seen: map[uint64]struct{}{},
 	}
 	if w.keep {
 		r.Store.DiskBytes = o.DiskBytes
@@ -149,8 +150,8 @@ func (r *Report) request(q *replay.Request, hit int) {
 	r.seenBefore(q.FullBlocks(), hit)
 	p.TokensAsked += uint64(q.InputTokens)
 	p.TokensHit += uint64(hit * replay.BlockTokens)
-	r.Saved.PrefillFLOPs += r.shape.FLOPs(uint64(hit * replay.BlockTokens))
-	r.Saved.OfFLOPs += r.shape.FLOPs(uint64(q.InputTokens))
+	r.Saved.PrefillFLOPs += r.shape.SpanFLOPs(0, uint64(hit*replay.BlockTokens))
+	r.Saved.OfFLOPs += r.shape.SpanFLOPs(0, uint64(q.InputTokens))
 }
 
 // count takes over what was moved.

@@ -59,7 +59,7 @@ var rooms = map[string]room{
 	"store/disk/index":    {may: []string{"store/page", "internal/clock", "internal/pebblefuse"}, why: "where the disk tier's regions are"},
 	"store":               {may: []string{"evict", "evict/...", "internal/clock", "internal/invariant", "kernels", "reason", "store/core", "store/page", "store/tier"}, never: noNetwork, why: "one node's runtime: no network, no registry, no proto"},
 	"store/rpc":           {may: []string{"namespace", "proto/quire/v1", "reason", "store/core", "store/page"}, why: "what both ends of the wire share: codec and error map"},
-	"store/server":        {may: []string{"evict", "internal/auth", "internal/clock", "namespace", "proto/quire/v1", "reason", "store", "store/core", "store/page", "store/rpc"}, why: "the gRPC face of one node"},
+	"store/server":        {may: []string{"evict", "internal/auth", "internal/clock", "internal/cost", "namespace", "proto/quire/v1", "reason", "store", "store/core", "store/page", "store/rpc"}, why: "the gRPC face of one node"},
 	"store/client":        {may: []string{"internal/auth", "internal/clock", "kernels", "namespace", "proto/quire/v1", "reason", "store/core", "store/frame", "store/page", "store/rpc", "store/shm", "store/shm/socket"}, why: "what Go programs import: no server, no store"},
 	"store/frame":         {may: []string{"internal/clock", "proto/quire/v1", "store/rpc"}, why: "the page service over plain byte streams: both ends"},
 	"store/server/data":   {may: []string{"internal/auth", "store/frame", "store/server"}, why: "the frames of one node over TCP"},
@@ -70,6 +70,7 @@ var rooms = map[string]room{
 	"proto/quire/v1":      {why: "the wire contract, generated"},
 
 	"internal/checkpoint": {never: noNetwork, why: "a model's files; imports nothing of ours"},
+	"internal/cost":       {may: []string{"evict", "namespace"}, never: noWorld, why: "what a spec's pages cost: pure"},
 	"internal/modelspec":  {may: []string{"namespace", "store/page"}, never: noWorld, why: "a model's configuration as identity: pure"},
 
 	"internal/auth":   {may: []string{"namespace", "reason", "store/rpc"}, why: "who calls; what they may do is the registry's"},

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/quire-kv/quire/internal/clock"
+	"github.com/quire-kv/quire/internal/cost"
 	"github.com/quire-kv/quire/namespace"
 	"github.com/quire-kv/quire/store"
 	"github.com/quire-kv/quire/store/core"
@@ -173,20 +174,16 @@ func lifeOf(s namespace.State) core.Life {
 // geometryOf resolves the groups of a spec.
 func geometryOf(s *namespace.Spec) map[page.GroupID]core.Geometry {
 	infos := s.GroupInfos()
+	var flops func(start, end uint64) float64 // nil for a shape that is not given
+	if shape, ok := cost.ShapeOf(s); ok {
+		flops = shape.SpanFLOPs
+	}
 	out := make(map[page.GroupID]core.Geometry, len(infos))
 	for _, g := range infos {
 		out[g.ID] = core.Geometry{
 			Heads: g.Heads, Layers: g.Layers, CellBytes: g.CellBytes, Tokens: g.PageTokens,
-			Grade: g.Grade, Parents: core.ParentRule(g.Parents), FLOPs: flopsOf(s.Shape),
+			Grade: g.Grade, Parents: core.ParentRule(g.Parents), FLOPs: flops,
 		}
 	}
 	return out
-}
-
-// flopsOf is the work of recomputing a span of tokens; nil for a shape that is not given.
-func flopsOf(s namespace.Shape) func(start, end uint64) float64 {
-	if s.Params == 0 {
-		return nil
-	}
-	return func(start, end uint64) float64 { return s.FLOPs(end) - s.FLOPs(start) }
 }
