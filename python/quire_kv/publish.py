@@ -22,6 +22,7 @@ from .deadline import Call
 from .errors import QuireError, Reason
 from .fetch import RETRIES, pause, set_view, transient
 from .headers import HeaderMaker
+from .hint import Hint
 from .layout import Layout, PageMemory
 from .page import FLAG_DURABLE, FLAG_PARENT_UNKNOWN, ZERO32, ExtentID, Geometry, Header, Page, View
 from .transport import Transport, Upload
@@ -85,11 +86,13 @@ class Publish:
         writer_group: bytes,
         fence: Fence | None,
         linked: bool = True,
+        hint: Hint | None = None,
     ) -> None:
         self._session, self._keys, self._memory, self._geometry = session, keys, memory, geometry
         self._scope, self._view, self._call = scope, view, call
         self._durability = {None: 0, "memory": 1, "disk": 2}[durability]
         self._expire, self._flops, self._writer_group, self._fence = expire_seconds, flops, writer_group, fence
+        self._hint = hint
         self._parents: list[ParentOf] = [parent if parent is not None else UNKNOWN_PARENT, *(keys[:-1] if linked else [UNKNOWN_PARENT] * (len(keys) - 1))]
         self._results: list[Page | None] = [None] * len(keys)
         self._headers = HeaderMaker(self._like())
@@ -136,6 +139,8 @@ class Publish:
         s, g = self._session, self._geometry
         request = proto.BeginPublishRequest(durability=self._durability, session_id=s._session_id, writer_group=self._writer_group)
         request.namespace.CopyFrom(s._ref)
+        if self._hint is not None:
+            self._hint.write(request.hint)
         request.run.scope, request.run.group = self._scope, g.group
         request.run.hashes = b"".join(self._keys[i] for i in index)
         proto.set_seconds(request.lease, min(self._call.left() + _LEASE_SLACK, s._client._limits(self._call).max_lease))

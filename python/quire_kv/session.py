@@ -18,6 +18,7 @@ from . import proto
 from .deadline import Call, again
 from .errors import Difference, QuireError, Reason
 from .fetch import MAX_BATCH_KEYS, Fetch, set_view
+from .hint import Hint
 from .layout import PageMemory
 from .lease import Lease
 from .page import GRADES, Geometry, Page, View
@@ -223,6 +224,7 @@ class Session:
         fence: Fence | None = None,
         unlinked: bool = False,
         linked: bool = True,
+        hint: Hint | None = None,
         timeout: float | None = None,
     ) -> list[Page]:
         """Begins, writes and commits consecutive pages of one chain: one answer a key, ok when the page is stored now,
@@ -232,7 +234,8 @@ class Session:
         it is not known; each other page follows the one before it. With `unlinked` a page whose parent is missing is
         offered again without one. Pages that are not `linked` are no chain: the parent of each is unknown. `durability` is "memory", "disk" or the namespace's default; `expire_seconds` of
         life, 0: the namespace's default; `flops` is what recomputing a page costs, by the caller's word; `writer_group`
-        (16 bytes) is for strict namespaces: equal on all ranks that write one page. `fence` is asked after the bytes
+        (16 bytes) is for strict namespaces: equal on all ranks that write one page. `hint` is what the caller knows of the
+        future of all of them, its word too. `fence` is asked after the bytes
         were copied and before they are committed. When this has returned or raised, nothing reads memory any more.
         """
         geometry = self._geometry_of(group)
@@ -253,7 +256,7 @@ class Session:
                 return []
             p = Publish(
                 self, keys, memory, geometry, scope, view, parent, call, durability=durability, expire_seconds=expire_seconds,
-                flops=flops, writer_group=writer_group, fence=fence, linked=linked,
+                flops=flops, writer_group=writer_group, fence=fence, linked=linked, hint=hint,
             )  # fmt: skip
             pages = p.run()
             if unlinked and (missing := [i for i, a in enumerate(pages) if a.reason is Reason.PARENT_MISSING]):
@@ -265,11 +268,13 @@ class Session:
         """Hides pages at once, for everybody; leases that run finish. One that is not there is not ok, ABSENT."""
         return self._each("BatchDelete", keys, group, scope, timeout)
 
-    def touch(self, keys: Sequence[bytes], *, group: bytes | None = None, scope: bytes = b"", timeout: float | None = None) -> list[Page]:
-        """Refreshes the recency of pages."""
-        return self._each("Touch", keys, group, scope, timeout)
+    def touch(
+        self, keys: Sequence[bytes], *, group: bytes | None = None, scope: bytes = b"", hint: Hint | None = None, timeout: float | None = None
+    ) -> list[Page]:
+        """Refreshes the recency of pages, and passes on what the caller knows of their future."""
+        return self._each("Touch", keys, group, scope, timeout, hint)
 
-    def _each(self, method: str, keys: Sequence[bytes], group: bytes | None, scope: bytes, timeout: float | None) -> list[Page]:
+    def _each(self, method: str, keys: Sequence[bytes], group: bytes | None, scope: bytes, timeout: float | None, hint: Hint | None = None) -> list[Page]:
         geometry = self._geometry_of(group)
         n = self._check_keys(keys, scope)
         with self._enter(timeout) as call:
@@ -281,6 +286,8 @@ class Session:
                 part = keys[first : first + most]
                 request = getattr(proto, method + "Request")()
                 request.namespace.CopyFrom(self._ref)
+                if hint is not None:
+                    hint.write(request.hint)
                 request.runs.add(scope=scope, group=geometry.group, hashes=b"".join(part))
                 for k, status in enumerate(self._repeated(method, request, call).pages[: len(part)]):
                     ok = status.outcome == 1
