@@ -87,6 +87,7 @@ var unsteady = []struct {
 	{regexp.MustCompile(`\bup [0-9.]+(m?s)?`), "up <time>"},
 	{regexp.MustCompile(`(?m)^waiver  [0-9a-f]{8}`), "waiver  <waiver>"},
 	{regexp.MustCompile(`(?m)^(score|metadata|host|disk)(  +).*$`), "${1}${2}..."},
+	{regexp.MustCompile(`(?m)^TIER +CAPACITY +LIVE +SLACK +METADATA +`), "TIER  CAPACITY  LIVE  SLACK  METADATA  "}, // as wide as what is kept ready by then
 	{regexp.MustCompile(`(?m)[ \t]+$`), ""},
 }
 

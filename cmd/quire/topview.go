@@ -345,7 +345,7 @@ func (m *topModel) helpLines() []topLine {
 		lines = append(lines, line(plain(fmt.Sprintf("  %-42s%s", l[0], l[1]))))
 	}
 	return append(lines, nil,
-		line(plain("  The water level of a tier is the score of its next victim: FLOPs saved for each byte and second.")),
+		line(plain("  The water level of a tier is the score of its next victim, by the policy that runs there.")),
 		line(plain("  Engine instances are their own word, some seconds old; all else is what the server counts.")),
 		nil, line(dim("any key goes back")))
 }
