@@ -113,7 +113,7 @@ func (s *Shard) mayGo(c claim, t evict.Tier, i uint32) bool {
 	p := s.pages.At(i)
 	f := s.families.at(p.family)
 	among, ok := s.o.Ledger.among(c.tenant, t, c.own)
-	if share := evict.Share(f.ep.account.share.Load()); ok && among.Has(share) && (c.own || s.o.Ledger.spares(f.ep.account, t, s.pageBytes(p)[t])) {
+	if share := evict.Share(f.ep.account.share.Load()); ok && among.Has(share) && (c.own || share == 0 || s.o.Ledger.spares(f.ep.account, t, s.pageBytes(p)[t])) {
 		return true
 	}
 	n := s.tally(p, f.ep)
