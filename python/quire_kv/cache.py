@@ -26,6 +26,7 @@ from . import client as _client
 from .breaker import Breaker
 from .config import Config
 from .errors import ConfigError, QuireError, Reason
+from .frames import Crowded
 from .layout import PageMemory
 from .metrics import Counters
 from .page import Geometry, View
@@ -193,7 +194,7 @@ class Cache:
         try:
             p = session.exists(ask, group=group, scope=scope, view=view, lease=lease, timeout=self._config.lookup_timeout if timeout is None else timeout)
         except Exception as e:
-            return nothing._replace(reason=self._failed("lookup", e, 0))
+            return nothing._replace(reason=self._failed("lookup", e, 0, session))
         self._answered()
         if session is not self._session:  # the identity changed meanwhile
             if p.lease is not None:
@@ -233,7 +234,7 @@ class Cache:
             )
         except Exception as e:
             good = _done(e, n)
-            self._failed("load", e, n - sum(good))
+            self._failed("load", e, n - sum(good), session)
         else:
             self._judge("load", "loaded", pages, keys, group, scope)
             good = [p.ok for p in pages]
@@ -291,7 +292,7 @@ class Cache:
             except Exception as e:
                 done = _done(e, n - first)
                 good[first:] = [a or b for a, b in zip(good[first:], done, strict=True)]
-                self._failed("save", e, n - first - sum(done))
+                self._failed("save", e, n - first - sum(done), session)
                 pages = []
                 if attempt == 0 and self._breaker.allows and isinstance(e, QuireError) and e.reason.retryable:
                     continue
@@ -501,7 +502,7 @@ class Cache:
             )
         except QuireError as e:
             if e.broken:
-                self._failed("report", e, 0)
+                self._failed("report", e, 0, session)
             elif e.reason in _ENDED:
                 self._reopen_later(session, _line(e))
         except Exception as e:
@@ -537,17 +538,19 @@ class Cache:
         if self._breaker.succeeded():
             self._log.warning("quire: the store answers again")
 
-    def _failed(self, what: str, error: Exception, pages: int) -> Reason:
+    def _failed(self, what: str, error: Exception, pages: int, session: _client.Session) -> Reason:
         """Counts a call that did not come through, and opens the breaker when it must."""
         reason = error.reason if isinstance(error, QuireError) else Reason.UNKNOWN
         self.counters.fail(reason, max(pages, 1))
         if not isinstance(error, QuireError):
             self._say(f"{what} {type(error).__name__}", f"quire: {what} failed: {_line(error)}", exc_info=error)
             return reason
-        if not error.broken:
+        if isinstance(error, Crowded):  # of our own making: no word of the store's
+            self._say(f"{what} crowded", f"quire: {what} was not made: {_line(error)}")
+        elif not error.broken:
             self._answered()
-            if reason in _ENDED and self._session is not None:
-                self._reopen_later(self._session, _line(error))
+            if reason in _ENDED:
+                self._reopen_later(session, _line(error))
             self._say(f"{what} {reason.label}", f"quire: {what} was refused: {_line(error)}")
         else:
             self._broke(_line(error), sure=isinstance(error, _client.DeadlineError))

@@ -20,9 +20,11 @@ from .errors import QuireError, Reason
 from .sockets import Stream
 from .wire import Frame
 
-__all__ = ["BULK", "SHORT", "Connection", "Pool"]
+__all__ = ["BULK", "SHORT", "Connection", "Crowded", "Pool"]
 
 BULK, SHORT = 0, 1  # kinds of calls that share a bound, so that none waits for one of the other kind
+
+_SHORT_CALLS = 16  # at once, at least: they wait for the server and the network, not for a core
 
 _READ_AHEAD_BYTES = 32 << 10
 _NO_STATUS = proto.Status()
@@ -169,11 +171,12 @@ class Refused(Exception):
 
 
 class Pool:
-    """Connections to one address: at most `limit` calls of each kind at once, others wait. Thread-safe."""
+    """Connections to one address: at most `limit` bulk calls at once and as many or 16 short ones, others wait.
+    Thread-safe."""
 
     def __init__(self, dial: Callable[[Call], Connection], limit: int) -> None:
         self._dial = dial
-        self._limit = limit
+        self._limits = (limit, max(limit, _SHORT_CALLS))
         self._room = threading.Condition()
         self._running = [0, 0]
         self._idle: list[Connection] = []
@@ -186,7 +189,7 @@ class Pool:
         self._enter(kind, call)
         try:
             try:
-                connection = self._take(call)
+                connection = self._take(kind, call)
             except DeadlineError:
                 raise
             except QuireError as e:
@@ -213,11 +216,13 @@ class Pool:
 
     def _enter(self, kind: int, call: Call) -> None:
         with self._room:
-            if self._running[kind] >= self._limit:
+            if self._running[kind] >= self._limits[kind]:
                 call.register(self._wake)
                 try:
-                    while self._running[kind] >= self._limit:
+                    while self._running[kind] >= self._limits[kind]:
                         self._room.wait(call.left())
+                except DeadlineError:
+                    raise Crowded from None
                 finally:
                     call.unregister(self._wake)
             self._running[kind] += 1
@@ -226,12 +231,19 @@ class Pool:
         with self._room:
             self._room.notify_all()
 
-    def _take(self, call: Call) -> Connection:
+    def _pick(self, kind: int) -> Connection | None:
+        """An idle connection, the last one used; for bulk calls one that has memory of its own already, for others not."""
+        for i in range(len(self._idle) - 1, -1, -1):
+            if bool(self._idle[i].attached) == (kind == BULK):
+                return self._idle.pop(i)
+        return self._idle.pop() if self._idle else None
+
+    def _take(self, kind: int, call: Call) -> Connection:
         while True:
             with self._room:
                 if self._closed is not None:
                     raise again(self._closed)
-                connection = self._idle.pop() if self._idle else None
+                connection = self._pick(kind)
             if connection is None:
                 break
             if connection.stream.idle():
@@ -281,6 +293,13 @@ class Pool:
         """In a forked child: closes the descriptors that were the parent's, without a word to the server."""
         for c in self._all:
             c.stream.forget()
+
+
+class Crowded(QuireError):
+    """The call found no room among this client's own before its time was over: it says nothing of the server."""
+
+    def __init__(self) -> None:
+        super().__init__(Reason.BUSY, "too many calls of this client are under way")
 
 
 class Unreachable(QuireError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 from doubles.faults import Fault
@@ -108,5 +109,37 @@ def test_a_namespace_that_ends_whenever_it_is_opened_is_opened_now_and_then(chao
         assert chaos.calls["Open"] == opened + 2
         chaos.fault = None
         assert c.lookup(keys).reason is Reason.NONE
+    finally:
+        c.close()
+
+
+def test_many_calls_that_learn_of_one_end_open_the_namespace_once(chaos):
+    """Those that come back after it was opened again speak of the session before."""
+    c = Cache(Config.parse({"server": chaos.address}), spec_text(), log, adapter="test")
+    keys = [bytes(32)]
+    try:
+        assert c.wait_ready(SECONDS), c.state
+        old, opened = c.session, chaos.calls["Open"]
+        late, inside = threading.Event(), []
+
+        def exists(*args, **kw):
+            inside.append(None)
+            late.wait(SECONDS)
+            raise QuireError(Reason.STALE_EPOCH, "ended")
+
+        old.exists = exists  # type: ignore[method-assign]
+        calls = [threading.Thread(target=c.lookup, args=(keys,)) for _ in range(8)]
+        for t in calls:
+            t.start()
+        wait_for(lambda: len(inside) == len(calls), SECONDS, "the calls")
+        chaos.fault = Fault("reason", frozenset({"BatchExists", "BeginPublish", "Fetch"}), Reason.RETIRED, times=1)
+        old.exists = type(old).exists.__get__(old)  # type: ignore[method-assign]
+        c.lookup(keys)
+        wait_for(lambda: c.ready and c.session is not old, SECONDS, "the next session")
+        new = c.session
+        late.set()
+        for t in calls:
+            t.join(SECONDS)
+        assert c.session is new and c.ready and chaos.calls["Open"] == opened + 1
     finally:
         c.close()

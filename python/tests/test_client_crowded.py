@@ -1,0 +1,118 @@
+"""More calls at once than a client has connections for: they wait for each other, and that says nothing of the store."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+from serving import spec_text
+from waiting import wait_for
+
+from quire_kv.breaker import FAILURES
+from quire_kv.cache import Cache
+from quire_kv.config import Config
+from quire_kv.deadline import Call
+from quire_kv.errors import QuireError, Reason
+from quire_kv.frames import BULK, SHORT, Crowded, Pool
+
+pytestmark = pytest.mark.once
+
+SECONDS = 20.0
+
+
+class Connection:
+    """As much of one as a pool touches."""
+
+    clean = True
+
+    def __init__(self):
+        self.attached = {}
+        self.stream = self
+
+    def idle(self):
+        return True
+
+    def abort(self):
+        pass
+
+    def close(self):
+        pass
+
+
+class Callers:
+    """Threads that each hold a connection of a pool until they are let go."""
+
+    def __init__(self, pool: Pool, kind: int, count: int):
+        self.let = threading.Event()
+        self.inside: list = []
+        self.threads = [threading.Thread(target=pool.run, args=(kind, Call(SECONDS), self._hold)) for _ in range(count)]
+        for t in self.threads:
+            t.start()
+        wait_for(lambda: len(self.inside) == count, SECONDS, "every caller's connection")
+
+    def _hold(self, connection) -> None:
+        self.inside.append(connection)
+        self.let.wait(SECONDS)
+
+    def end(self) -> None:
+        self.let.set()
+        for t in self.threads:
+            t.join(SECONDS)
+
+
+@pytest.mark.parametrize("kind", [BULK, SHORT], ids=["bulk", "short"])
+def test_a_call_that_finds_no_room_in_time_was_not_made(kind):
+    pool = Pool(lambda call: Connection(), 2)
+    limit, other = pool._limits[kind], SHORT if kind == BULK else BULK
+    callers = Callers(pool, kind, limit)
+    with pytest.raises(Crowded) as e:
+        pool.run(kind, Call(0.05), lambda c: pytest.fail("there was no room"))
+    assert not e.value.broken and e.value.reason is Reason.BUSY
+    assert pool.run(other, Call(SECONDS), lambda c: "there is for the other kind") == "there is for the other kind"
+    callers.end()
+    assert pool.run(kind, Call(SECONDS), lambda c: "now there is") == "now there is"
+    assert len(pool._all) <= sum(pool._limits)
+
+
+def test_short_calls_leave_connections_with_memory_to_bulk_calls():
+    made: list[Connection] = []
+
+    def dial(call) -> Connection:
+        made.append(Connection())
+        return made[-1]
+
+    pool = Pool(dial, 2)
+    bulk, short = Callers(pool, BULK, 2), Callers(pool, SHORT, 2)
+    for c in bulk.inside:
+        c.attached["send"] = object()
+    bulk.end()
+    short.end()
+    for _ in range(5):
+        assert not pool.run(SHORT, Call(SECONDS), lambda c: c.attached) and pool.run(BULK, Call(SECONDS), lambda c: c.attached)
+    assert len(made) == 4
+
+
+def test_a_cache_learns_nothing_of_its_store_from_a_crowd(quire_server):
+    """It neither opens the breaker nor counts as an answer."""
+    c = Cache(Config.parse({"server": quire_server.address}), spec_text(), logging.getLogger("quire_kv.test"), adapter="test")
+    try:
+        assert c.wait_ready(SECONDS), c.state
+        errors: list[Exception] = []
+
+        def exists(*args, **kw):
+            raise errors.pop(0)
+
+        c.session.exists = exists  # type: ignore[method-assign]
+        gone = [QuireError(Reason.UNKNOWN, "gone", broken=True) for _ in range(FAILURES)]
+        errors += [Crowded() for _ in range(2 * FAILURES)]
+        while errors:
+            assert c.lookup([bytes(32)]).reason is Reason.BUSY and c.ready
+        errors += [*gone[:-1], Crowded(), gone[-1]]
+        while len(errors) > 1:
+            c.lookup([bytes(32)])
+            assert c.ready
+        c.lookup([bytes(32)])
+        assert c.stats()["breaker_opened"] == 1
+    finally:
+        c.close()
