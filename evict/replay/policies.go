@@ -15,9 +15,10 @@ type Named struct {
 	New   Maker
 }
 
-// Policies is every policy that can be replayed, plain LRU first.
+// Policies is every policy that can be replayed: the store's own, plain LRU, the others.
 func Policies() []Named {
 	return []Named{
+		{"vbr", "value, benefit, room: the store's own", func(c int, w *Workload, s uint64) evict.Policy { return evict.NewVBR(Slots(c, w), s) }},
 		{"lru", "least recently used, as the store has it", func(c int, w *Workload, _ uint64) evict.Policy { return evict.NewLRU(Slots(c, w)) }},
 		{"fifo", "first in, first out", func(int, *Workload, uint64) evict.Policy { return classic.NewFIFO() }},
 		{"lfu", "least frequently used while resident", func(int, *Workload, uint64) evict.Policy { return classic.NewLFU() }},

@@ -32,7 +32,7 @@ type Options struct {
 const (
 	defaultPageBytes = 1 << 20
 	stopEvery        = 256 // requests between two looks at Stop
-	resizeShare      = 8   // as the store: the policy hears of each change by an eighth of what is held
+	resizeShare      = 64  // as the store: the policy hears of each change by a 64th of what is held
 )
 
 // Replay runs a workload through a policy over one tier of so many pages of equal size. The tree is kept as the store

@@ -113,7 +113,7 @@ func TestEqualInputsGiveEqualDecisions(t *testing.T) {
 		if a != b {
 			t.Errorf("once %+v, then %+v", a, b)
 		}
-		if draws := slices.Contains([]string{"lhd", "costage", "marconi"}, p.Name); draws != (other.Decision != a.Decision) {
+		if draws := slices.Contains([]string{"vbr", "lhd", "costage", "marconi"}, p.Name); draws != (other.Decision != a.Decision) {
 			t.Errorf("with another seed %+v, before %+v; draws: %v", other, a, draws)
 		}
 		if seen[a.Decision] {
@@ -147,7 +147,7 @@ func TestCase_C31_CostAwarePoliciesDiffer(t *testing.T) {
 		results[p.Name] = run(t, w, costs, p, 60, 1)
 	}
 	lru := results["lru"]
-	for _, name := range []string{"gdsf", "costage"} {
+	for _, name := range []string{"vbr", "gdsf", "costage"} {
 		r := results[name]
 		if r.Decision == lru.Decision || r.Hits <= lru.Hits || r.Saved < 10*lru.Saved || r.Evicted >= lru.Evicted {
 			t.Errorf("%s: %+v, LRU: %+v", name, r, lru)
@@ -185,7 +185,7 @@ func TestScansPassBy(t *testing.T) {
 	if lru := share("lru"); lru > 0.7 {
 		t.Errorf("LRU serves %.2f: the trace does not show it", lru)
 	}
-	for _, name := range []string{"s3fifo", "sieve", "arc", "wtinylfu", "lfu"} {
+	for _, name := range []string{"vbr", "s3fifo", "sieve", "arc", "wtinylfu", "lfu"} {
 		if got := share(name); got < 0.9 {
 			t.Errorf("%s serves %.2f of what came before", name, got)
 		}

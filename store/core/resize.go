@@ -6,9 +6,9 @@ import "github.com/quire-kv/quire/evict"
 type holding struct{ bytes, pages uint64 }
 
 // resizeShare is the part by which a tier's share must have changed before the policy is told again.
-const resizeShare = 8
+const resizeShare = 64
 
-// resize tells the policy what the tiers hold, where that has changed by an eighth.
+// resize tells the policy what the tiers hold, where that has changed by a 64th.
 func (s *Shard) resize() {
 	for t := firstNear; t < evict.NumTiers; t++ {
 		if told := &s.told[t]; changed(told.bytes, s.live[t]) || changed(told.pages, s.near[t]) {

@@ -1,0 +1,424 @@
+package evict
+
+import (
+	"math"
+	"unsafe"
+
+	"github.com/quire-kv/quire/internal/offheap"
+)
+
+// VBR (value, benefit, room) evicts the page whose bytes are expected to save least:
+//
+//	score = value x rate     value  FLOPs that a use saves, less loading them, for each byte
+//	                         rate   uses per second that keeping the page is expected to bring (reuse.go)
+//
+// in FLOPs saved per byte-second, so that pages of shards, tiers and nodes compare. A victim is the least of 64 pages
+// drawn from those that may go. What rate is made of, how much the value counts, and whether a page worth less than the
+// next victim is taken in at all is a mode, and the one that saves most in a simulation of a sample is used (shadow.go).
+//
+//	Insert, Touch ──every use──> page's record: uses, turn, last use
+//	                    └─ of sampled pages ──> sample: lives of pages by class ──> reuse: rates
+//	                                                └──> shadows: one cache for each mode ──> the mode
+//	Victims, Worth <── score of a record in that mode
+//
+// Memory: 56 bytes a page, 4 bytes for each tier and page that may go from it, 128 bytes of ghosts a page up to
+// 256 MiB, and up to 8 MiB of sample.
+type VBR struct {
+	pages   *offheap.Array[vbrPage]
+	leaves  [vbrTiers]leaves
+	ghosts  ghosts
+	sample  *sample
+	loading [vbrTiers]float32 // FLOPs for each unit
+	seed    uint64
+	moves   uint64 // changes so far: victims are drawn by it
+	known   int
+	top     Ref
+}
+
+var _ Policy = (*VBR)(nil)
+
+type vbrPage struct {
+	tag      uint64 // mixed KeyTag
+	above    uint64 // tag of the nearest sampled page above; 0: none
+	value    float32
+	lean     float32 // what writer and client say, as a factor of the score
+	units    uint32  // size
+	used     uint32  // last use in ticks
+	due      uint32  // next use as the client expects it, in ticks; 0: not known
+	tenant   uint32
+	at       [vbrTiers]uint32 // place among the leaves, from 1; 0: not there
+	uses     uint8
+	turn     uint8
+	class    uint8
+	flags    uint8
+	share    Share
+	category Category
+	next     Next
+}
+
+const (
+	vbrFirst = Host
+	vbrTiers = int(NumTiers - vbrFirst)
+
+	vbrKnown  = 1 << 0
+	vbrDoomed = 1 << 1
+	vbrFresh  = 1 << 2 // not used since it came
+	vbrParent = 1 << 3 // had a child
+
+	unitBytes  = 4 << 10
+	drawn      = 64 // pages, to find one victim
+	drawnMore  = 16 // in the place of others, for each further one
+	maxVictims = 256
+)
+
+// NewVBR returns an empty policy for refs below maxRefs (0: MaxRefs). Equal seeds and calls give equal victims.
+func NewVBR(maxRefs int, seed uint64) *VBR {
+	if maxRefs <= 0 || maxRefs > MaxRefs {
+		maxRefs = MaxRefs
+	}
+	v := &VBR{pages: offheap.New[vbrPage](maxRefs), ghosts: newGhosts(maxRefs), sample: newSample(seed), seed: seed}
+	for t := range v.leaves {
+		v.leaves[t].maxRefs = maxRefs
+	}
+	return v
+}
+
+// SetLoading says what bringing a page back from a tier costs. Pages that cost more to load than to recompute are worth
+// nothing there.
+func (v *VBR) SetLoading(t Tier, l Loading) {
+	if t >= vbrFirst && t < NumTiers {
+		v.loading[t-vbrFirst] = float32(l.FLOPs(unitBytes))
+	}
+}
+
+// Resize tells what a tier holds of this policy's pages. The shadows are as large as the largest tier: what that one
+// lacks is what must be recomputed.
+func (v *VBR) Resize(t Tier, bytes, pages uint64) {
+	if t >= vbrFirst && t < NumTiers {
+		v.sample.resize(int(t-vbrFirst), float64(bytes)/unitBytes, pages)
+	}
+}
+
+// Insert makes or updates a page.
+func (v *VBR) Insert(now float64, r Ref, a Attrs) {
+	p := v.pages.At(uint32(r))
+	p.units = unitsOf(a.Bytes)
+	p.value = valueOf(a)
+	if p.flags&vbrKnown != 0 {
+		v.list(r, p, a.Doomed, a.Share)
+		p.advise(now, a)
+		return
+	}
+	v.moves++
+	v.top = max(v.top, r)
+	v.known++
+	v.ghosts.grow(v.known)
+	p.tag, p.flags, p.tenant = mix(a.KeyTag), vbrKnown|vbrFresh, a.Tenant
+	p.uses, p.turn = v.recall(p.tag, a.Parent)
+	v.ghosts.take(p.tag)
+	if a.Parent != 0 {
+		parent := v.pages.At(uint32(a.Parent))
+		parent.flags |= vbrParent
+		p.above = v.near(parent)
+	}
+	v.list(r, p, a.Doomed, a.Share)
+	v.use(ticksOf(now), p, false)
+	p.advise(now, a)
+}
+
+// Touch records a use. It ends what was said of the page's next use.
+func (v *VBR) Touch(now float64, r Ref) {
+	p := v.pages.At(uint32(r))
+	if p.flags&vbrKnown == 0 || p.flags&vbrDoomed != 0 {
+		return
+	}
+	v.moves++
+	p.flags &^= vbrFresh
+	v.use(ticksOf(now), p, true)
+	p.served()
+}
+
+// Pass counts the uses of a run that was offered and not taken.
+func (v *VBR) Pass(now float64, run []Attrs) {
+	v.moves++
+	tick := ticksOf(now)
+	var before vbrPage
+	for i := range run {
+		a := &run[i]
+		p := vbrPage{tag: mix(a.KeyTag), value: valueOf(*a), units: unitsOf(a.Bytes)}
+		p.uses, p.turn = v.recall(p.tag, a.Parent)
+		switch {
+		case a.Parent != 0:
+			p.above = v.near(v.pages.At(uint32(a.Parent)))
+		case i > 0:
+			if p.above = v.near(&before); p.uses == 0 {
+				p.turn = before.turn
+			}
+		}
+		v.ghosts.take(p.tag)
+		v.use(tick, &p, false)
+		v.ghosts.put(ghost{tag: p.tag, used: p.used, uses: p.uses, turn: p.turn})
+		before = p
+	}
+}
+
+// use counts one of p; hit: it was there.
+func (v *VBR) use(tick uint32, p *vbrPage, hit bool) {
+	p.uses += uint8(min(1, math.MaxUint8-int(p.uses)))
+	p.used, p.class = tick, classOf(p.uses, p.turn)
+	if v.sample.takes(p.tag) {
+		v.sample.use(tick, p, hit)
+	}
+}
+
+// near is the tag of the nearest sampled page: p itself, or one above it.
+func (v *VBR) near(p *vbrPage) uint64 {
+	if v.sample.takes(p.tag) {
+		return p.tag
+	}
+	return p.above
+}
+
+// recall is what is known of a page that comes: from its ghost, else from its parent.
+func (v *VBR) recall(tag uint64, parent Ref) (uses, turn uint8) {
+	if g := v.ghosts.find(tag); g != nil {
+		return g.uses, g.turn
+	}
+	if parent != 0 {
+		switch p := v.pages.At(uint32(parent)); {
+		case p.flags&vbrFresh != 0:
+			return 0, p.turn
+		case p.flags&vbrParent == 0:
+			return 0, min(p.turn+1, turnClasses-1)
+		}
+	}
+	return 0, 0
+}
+
+// Remove forgets a page; one that was evicted leaves a ghost.
+func (v *VBR) Remove(_ float64, r Ref, evicted bool) {
+	p := v.pages.At(uint32(r))
+	if p.flags&vbrKnown == 0 {
+		return
+	}
+	v.moves++
+	v.known--
+	for t := range vbrTiers {
+		v.unleaf(t, p)
+	}
+	if evicted {
+		v.ghosts.put(ghost{tag: p.tag, used: p.used, uses: p.uses, turn: p.turn})
+	}
+	*p = vbrPage{}
+}
+
+// SetEvictable says whether r may be a victim of t.
+func (v *VBR) SetEvictable(r Ref, t Tier, ok bool) {
+	p := v.pages.At(uint32(r))
+	if p.flags&vbrKnown == 0 || t < vbrFirst || t >= NumTiers {
+		return
+	}
+	if ok {
+		v.leaf(int(t-vbrFirst), r, p)
+	} else {
+		v.unleaf(int(t-vbrFirst), p)
+	}
+}
+
+// list moves a page to the lists it belongs to.
+func (v *VBR) list(r Ref, p *vbrPage, doomed bool, share Share) {
+	if doomed == (p.flags&vbrDoomed != 0) && share == p.share {
+		return
+	}
+	was := p.at
+	for t := range vbrTiers {
+		v.unleaf(t, p)
+	}
+	p.share = share
+	if p.flags &^= vbrDoomed; doomed {
+		p.flags |= vbrDoomed
+	}
+	for t := range vbrTiers {
+		if was[t] != 0 {
+			v.leaf(t, r, p)
+		}
+	}
+}
+
+func (v *VBR) leaf(t int, r Ref, p *vbrPage) {
+	if p.at[t] == 0 {
+		p.at[t] = v.leaves[t].of(p.flags&vbrDoomed != 0, p.share).push(r, v.leaves[t].maxRefs)
+	}
+}
+
+func (v *VBR) unleaf(t int, p *vbrPage) {
+	if p.at[t] != 0 {
+		moved := v.leaves[t].of(p.flags&vbrDoomed != 0, p.share).pull(p.at[t])
+		v.pages.At(uint32(moved)).at[t] = p.at[t]
+		p.at[t] = 0
+	}
+}
+
+// Victims appends victims of t, doomed ones first. It changes nothing.
+func (v *VBR) Victims(now float64, t Tier, need uint64, among *Shares, dst []Victim) []Victim {
+	if t < vbrFirst || t >= NumTiers {
+		return dst
+	}
+	tick, got, first := ticksOf(now), uint64(0), len(dst)
+	doomed := &v.leaves[t-vbrFirst].doomed
+	for i := doomed.n; i > 0; i-- {
+		r := *doomed.list.At(i - 1)
+		dst = append(dst, Victim{r, doomedScore})
+		if got += v.pages.At(uint32(r)).bytes(); got >= need || len(dst)-first == maxVictims {
+			return dst
+		}
+	}
+	d := drawing{v: v, tick: tick, tier: int(t - vbrFirst), rng: splitmix(v.seed ^ mix(v.moves))}
+	d.from.fill(&v.leaves[t-vbrFirst], among)
+	d.draw(drawn)
+	for len(dst)-first < maxVictims {
+		x, ok := d.next(dst[first:])
+		if !ok {
+			break
+		}
+		dst = append(dst, x)
+		if got += v.pages.At(uint32(x.Ref)).bytes(); got >= need {
+			break
+		}
+		d.draw(drawnMore)
+	}
+	return dst
+}
+
+// drawing is pages that were drawn from those that may go, of which victims are chosen; new ones take the place of
+// those drawn before.
+type drawing struct {
+	v    *VBR
+	from pick
+	tick uint32
+	tier int
+	rng  splitmix
+	some [drawn]Victim
+	n    int // of them
+	at   int // the next to be replaced
+}
+
+// draw draws so many pages, or all there are, once.
+func (d *drawing) draw(n int) {
+	if d.from.total <= drawn {
+		for i := d.at; i < int(d.from.total); i++ {
+			d.put(i, uint32(i))
+		}
+		d.at = int(d.from.total)
+		return
+	}
+	for range n {
+		if d.n < drawn {
+			d.put(d.n, d.rng.below(d.from.total))
+			continue
+		}
+		d.put(d.at, d.rng.below(d.from.total))
+		d.at = (d.at + 1) % drawn
+	}
+}
+
+func (d *drawing) put(i int, at uint32) {
+	r := d.from.at(at)
+	d.some[i] = Victim{r, d.v.score(d.tick, d.tier, d.v.pages.At(uint32(r)))}
+	d.n = max(d.n, i+1)
+}
+
+func (d *drawing) drop(i int) {
+	d.n--
+	d.some[i] = d.some[d.n]
+}
+
+// next finds the page that scores least, and so whose tenant loses one: which of those drawn it is, is up to what that
+// tenant said of them. The score is that of the first.
+func (d *drawing) next(taken []Victim) (Victim, bool) {
+	for d.n > 0 {
+		low := 0
+		for i := range d.some[:d.n] {
+			if d.some[i].Score < d.some[low].Score {
+				low = i
+			}
+		}
+		if has(taken, d.some[low].Ref) { // drawn twice
+			d.drop(low)
+			continue
+		}
+		level, tenant := d.some[low].Score, d.v.pages.At(uint32(d.some[low].Ref)).tenant
+		best, least := low, math.Inf(1)
+		for i, x := range d.some[:d.n] {
+			p := d.v.pages.At(uint32(x.Ref))
+			if p.tenant != tenant {
+				continue
+			}
+			if s := p.leaning(d.tick, float64(x.Score)); s < least && !has(taken, x.Ref) {
+				best, least = i, s
+			}
+		}
+		r := d.some[best].Ref
+		d.drop(best)
+		return Victim{r, level}, true
+	}
+	return Victim{}, false
+}
+
+func has(vs []Victim, r Ref) bool {
+	for i := range vs {
+		if vs[i].Ref == r {
+			return true
+		}
+	}
+	return false
+}
+
+func (v *VBR) score(tick uint32, t int, p *vbrPage) Score {
+	value := max(p.value-v.loading[t], 0)
+	if p.value == 0 {
+		value = v.sample.typical()
+	}
+	return Score(v.sample.score(v.sample.mode, tick, p.used, p.class, value) / unitBytes)
+}
+
+// Worth of a page as a victim, or of one about to be published.
+func (v *VBR) Worth(now float64, r Ref, t Tier, a Attrs) Score {
+	if a.Doomed {
+		return doomedScore
+	}
+	if t < vbrFirst || t >= NumTiers {
+		return 0
+	}
+	tick := ticksOf(now)
+	if p := v.pages.At(uint32(r)); r != 0 && p.flags&vbrKnown != 0 {
+		return v.score(tick, int(t-vbrFirst), p)
+	}
+	if v.sample.mode != modeStrict {
+		return MaxScore
+	}
+	p := vbrPage{tag: mix(a.KeyTag), value: valueOf(a), units: unitsOf(a.Bytes), used: tick}
+	p.uses, p.turn = v.recall(p.tag, a.Parent)
+	p.class = classOf(p.uses+uint8(min(1, math.MaxUint8-int(p.uses))), p.turn)
+	return v.score(tick, int(t-vbrFirst), &p)
+}
+
+// FootprintBytes is the memory touched.
+func (v *VBR) FootprintBytes() uint64 {
+	n := (uint64(v.top)+1)*uint64(unsafe.Sizeof(vbrPage{})) + v.ghosts.footprint() + v.sample.footprint()
+	for t := range v.leaves {
+		n += v.leaves[t].footprint()
+	}
+	return n
+}
+
+func (p *vbrPage) bytes() uint64 { return uint64(p.units) * unitBytes }
+
+// valueOf a page is what recomputing it costs, for each unit of its size; 0: not known.
+func valueOf(a Attrs) float32 { return float32(a.FLOPs / float64(unitsOf(a.Bytes))) }
+
+func unitsOf(bytes uint64) uint32 {
+	return uint32(min(max((bytes+unitBytes-1)/unitBytes, 1), math.MaxUint32))
+}
+
+func ticksOf(now float64) uint32 { return uint32(min(max(now, 0)*ticksPerSecond, math.MaxUint32)) }
