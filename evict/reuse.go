@@ -10,7 +10,8 @@ import "math/bits"
 //	turn 2  the third and later ones
 //
 // A life of a page begins with each use, in the class of then, and ends with the next one (a hit at that age), or is
-// watched no more (censored). With n(b) lives that reached age bin b and h(b) hits in it, the hazard is h(b)/n(b), and
+// watched no more (censored). With n(b) lives that reached age bin b, those censored in it counted half, and h(b) hits in it,
+// the hazard is h(b)/n(b), and
 //
 //	index(class, a) = max over T >= a of  E[hits in (a, T]] / E[time kept in (a, T]]
 //
@@ -27,8 +28,8 @@ const (
 	classes      = countClasses * turnClasses
 
 	ticksPerSecond = 64
-	binsPerOctave  = 4
-	ageBins        = 96 // up to 2^24 ticks: three days. Older is the last bin
+	binsPerOctave  = 2
+	ageBins        = 48 // up to 2^24 ticks: three days. Older is the last bin
 
 	priorHazard = 0.01 // of all classes, in each bin
 	globalPrior = 20   // lives with it in each bin
@@ -52,7 +53,7 @@ func ageBin(ticks uint32) int {
 	if ticks < binsPerOctave {
 		return int(ticks)
 	}
-	top := bits.Len32(ticks) - 3 // the two bits below the highest are the place within the octave
+	top := bits.Len32(ticks) - 2 // the bit below the highest is the place within the octave
 	return min(top*binsPerOctave+int(ticks>>top), ageBins-1)
 }
 
@@ -87,9 +88,9 @@ func (r *reuse) learn(underWay *ages) {
 	for c := range risk {
 		reached := float32(0)
 		for b := ageBins - 1; b >= 0; b-- {
-			ends := r.hits[c][b] + r.censored[c][b] + underWay[c][b]
-			risk[c][b] = reached + ends/2
-			reached += ends
+			hits, lost := r.hits[c][b], r.censored[c][b]+underWay[c][b]
+			risk[c][b] = reached + hits + lost/2
+			reached += hits + lost
 			allHits[b] += r.hits[c][b]
 			allRisk[b] += risk[c][b]
 		}

@@ -21,12 +21,14 @@ var modeNames = [modes]string{"lru", "half", "value", "strict"}
 
 func (m mode) String() string { return modeNames[m] }
 
-// handicap of each mode: the value alone is used unless another saves more by this factor. What modes save differs less
-// on most traffic than it swings, and a choice that follows the swings is worse than either.
-var handicap = [modes]float64{modeLRU: 1.10, modeHalf: 1.05, modeValue: 1, modeStrict: 1.15}
-
-// keepSaved is what remains of a shadow's past each time that reuse is learned.
-const keepSaved = 0.995
+// The value alone is used unless another mode is significantly better: what it saved more, in the stretches between two
+// learnings, is more than so many standard deviations of that sum. A mode in use stays until its lead is within one.
+// What modes save differs less on most traffic than it swings, and a choice that follows the swings is worse than either.
+const (
+	toEnter  = 2
+	toStay   = 1
+	keepLead = 0.995 // of the sum, with each stretch
+)
 
 // score of a page in a mode, in FLOPs per second and unit.
 func (s *sample) score(m mode, now, used uint32, class uint8, value float32) float64 {
@@ -54,7 +56,9 @@ type shadow struct {
 	leaves *offheap.Array[uint32]
 	n      uint32  // leaves
 	units  float64 // held
-	saved  float64 // FLOPs, fading
+	saved  float64 // FLOPs, since the last choice
+	lead   float64 // FLOPs saved more than by value alone, fading
+	spread float64 // the variance of that sum
 }
 
 // placed is what a shadow has of a sampled page.
@@ -238,16 +242,23 @@ func (c *shadow) unleaf(s *sample, m mode, p *sampled) {
 	p.in[m].at = 0
 }
 
-// choose is the mode whose shadow saved most.
+// choose is the mode to be used, after another stretch.
 func (h *shadows) choose(now mode) mode {
-	best, most := now, h.caches[now].saved/handicap[now]
+	best, most := modeValue, 0.0
+	base := h.caches[modeValue].saved
 	for m := range modes {
-		if x := h.caches[m].saved / handicap[m]; x > most {
-			best, most = m, x
+		c := &h.caches[m]
+		d := c.saved - base
+		c.saved = 0
+		c.lead = c.lead*keepLead + d
+		c.spread = c.spread*keepLead*keepLead + d*d
+		need := toEnter * math.Sqrt(c.spread)
+		if m == now {
+			need = toStay * math.Sqrt(c.spread)
 		}
-	}
-	for m := range h.caches {
-		h.caches[m].saved *= keepSaved
+		if c.lead > max(need, most) {
+			best, most = m, c.lead
+		}
 	}
 	return best
 }

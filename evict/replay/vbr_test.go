@@ -111,17 +111,18 @@ func TestAShiftOfWorkloadIsFollowed(t *testing.T) {
 	}
 }
 
-// TestNeverFarBelowLRU at any capacity. The trace is 800 requests, in which little can be learned, and a cache that holds
-// half of its pages begins to evict when it is half over: there, what was learned of the first minutes costs most.
+// TestNeverFarBelowLRU at any capacity. The trace is 267 seconds. A cache that holds half of its pages begins to evict after
+// 114 of them, when nothing can have been learned of pages that wait longer, which half of those used again do: there it
+// costs some, and nowhere else.
 func TestNeverFarBelowLRU(t *testing.T) {
 	w, costs := conversation(t)
-	for _, capacity := range []int{85, 170, 425, 850, 1700, 3400, 8000} {
+	for capacity, least := range map[int]float64{85: 0.99, 170: 0.99, 425: 0.99, 850: 0.99, 1700: 0.99, 3400: 0.99, 8000: 0.92} {
 		r, _ := simulate(t, w, costs, capacity)
 		lru, err := Replay(w, costs, evict.NewLRU(Slots(capacity, w)), capacity, Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.Saved < 0.94*lru.Saved {
+		if r.Saved < least*lru.Saved {
 			t.Errorf("capacity %d: saves %.4g, LRU %.4g", capacity, r.Saved, lru.Saved)
 		}
 	}
