@@ -532,6 +532,41 @@ done:
     return result;
 }
 
+/* Headers of pages that differ in hash, parent, sequence and sums, behind each other: see kernels.headers. */
+static PyObject *py_headers(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    (void)self;
+    char *texts[3], *out;
+    Py_ssize_t sizes[3];
+    uint64_t v[3];
+    if (n != 6) return wrong("6 arguments are wanted");
+    for (int i = 0; i < 3; i++)
+        if (PyBytes_AsStringAndSize(args[i], &texts[i], &sizes[i])) return NULL;
+    if (!numbers(args + 3, 3, 3, v)) return NULL;
+    const uint8_t *like = (const uint8_t *)texts[0];
+    uint64_t size = (uint64_t)sizes[0];
+    if (size < H_FIXED + H_TAIL || read32(like + H_SIZE) != size) return wrong("template");
+    uint64_t hash_bytes = like[H_HASH_BYTES], parent = like[H_PARENT_BYTES], count = hash_bytes ? (uint64_t)sizes[1] / hash_bytes : 0;
+    uint64_t pieces = read32(like + H_PIECES), at = H_FIXED + read16(like + H_PROVENANCE), tail = size - H_TAIL;
+    if (hash_bytes - 1 >= HASH_ROOM || parent > HASH_ROOM || !pieces || tail != at + 8 * pieces) return wrong("template");
+    if (count * hash_bytes != (uint64_t)sizes[1] || count * parent != (uint64_t)sizes[2]) return wrong("hashes or parents");
+    if (!fits((struct table){v[1], v[2]}, count * pieces, 8) || size > PY_SSIZE_T_MAX / (count + 1)) return wrong("sums");
+    PyObject *all = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * size));
+    if (!all || !(out = PyBytes_AsString(all))) return NULL;
+    const uint8_t *sums = (const uint8_t *)(uintptr_t)v[1];
+    for (uint64_t i = 0; i < count; i++) {
+        uint8_t *h = (uint8_t *)out + i * size;
+        uint64_t sequence = v[0] + i;
+        memcpy(h, like, at);
+        memcpy(h + H_HASH, texts[1] + i * hash_bytes, hash_bytes);
+        memcpy(h + H_PARENT, texts[2] + i * parent, parent);
+        memcpy(h + H_SEQUENCE, &sequence, sizeof sequence);
+        memcpy(h + at, sums + i * 8 * pieces, 8 * pieces);
+        hash128(h + at, 8 * pieces, h + H_DIGEST);
+        hash128(h, tail, h + tail);
+    }
+    return all;
+}
+
 static PyObject *py_verify(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     (void)self;
     uint64_t v[6];
@@ -548,21 +583,32 @@ static PyObject *py_verify(PyObject *self, PyObject *const *args, Py_ssize_t n) 
     Py_RETURN_NONE;
 }
 
+static void sums_item(struct batch *b, struct walk *w, uint8_t *scratch, uint64_t i) {
+    (void)w, (void)scratch;
+    struct pieces p = pieces_of(b->layout->heads, b->layout->layers, b->layout->cell);
+    for (uint64_t k = 0; k < p.count; k++) {
+        uint64_t start = k % p.per_unit * p.bytes, whole = p.unit - start < p.bytes ? p.unit - start : p.bytes;
+        b->sums[i * p.count + k] = hash((const uint8_t *)(uintptr_t)(b->out[i] + k / p.per_unit * p.unit + start), whole);
+    }
+}
+
 static PyObject *py_sums(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     (void)self;
-    uint64_t v[6];
-    if (!numbers(args, n, 6, v)) return NULL;
-    if (v[1] - 1 >= MAX_DIM || v[2] - 1 >= MAX_DIM || v[3] - 1 >= MAX_PAGE / (v[1] * v[2])) return wrong("view");
-    if (v[0] < LOW || v[0] > UINT64_MAX - MAX_PAGE) return wrong("address");
-    struct pieces p = pieces_of(v[1], v[2], v[3]);
-    if (!fits((struct table){v[4], v[5]}, p.count, 8)) return wrong("sums");
-    uint64_t *out = (uint64_t *)(uintptr_t)v[4];
-    PyThreadState *state = PyEval_SaveThread();
-    for (uint64_t i = 0; i < p.count; i++) {
-        uint64_t start = i % p.per_unit * p.bytes, whole = p.unit - start < p.bytes ? p.unit - start : p.bytes;
-        out[i] = hash((const uint8_t *)(uintptr_t)(v[0] + i / p.per_unit * p.unit + start), whole);
-    }
-    PyEval_RestoreThread(state);
+    uint64_t v[8];
+    if (!numbers(args, n, 8, v)) return NULL;
+    if (v[2] - 1 >= MAX_DIM || v[3] - 1 >= MAX_DIM || v[4] - 1 >= MAX_PAGE / (v[2] * v[3])) return wrong("view");
+    struct table at = {v[0], v[1]}, sums = {v[5], v[6]};
+    struct layout l = {.heads = v[2], .layers = v[3], .cell = v[4]};
+    struct pieces p = pieces_of(v[2], v[3], v[4]);
+    struct batch b = {.item = sums_item, .count = at.bytes / 8, .layout = &l};
+    if (!fits(at, b.count, 8)) return wrong("addresses");
+    if (p.count > (UINT64_MAX >> 4) / (b.count + 1) || !fits(sums, b.count * p.count, 8)) return wrong("sums");
+    if (v[7] - 1 >= MAX_THREADS) return wrong("threads");
+    b.out = (const uint64_t *)(uintptr_t)at.at;
+    b.sums = (uint64_t *)(uintptr_t)sums.at;
+    for (uint64_t i = 0; i < b.count; i++)
+        if (b.out[i] < LOW || b.out[i] > UINT64_MAX - MAX_PAGE) return wrong("address");
+    if (run_batch(&b, v[7])) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -592,8 +638,9 @@ static PyMethodDef methods[] = {
     {"pack", FAST(py_pack), METH_FASTCALL, "layout, addresses, pages, out, sums (each address, bytes), threads"},
     {"unpack", FAST(py_unpack), METH_FASTCALL, "jobs, layout, addresses, sums (each address, bytes), view, cell bytes, threads"},
     {"fetched", FAST(py_fetched), METH_FASTCALL, "body, expectation, hashes, page before, layout, addresses, slabs, index, status, where, threads, start"},
+    {"headers", FAST(py_headers), METH_FASTCALL, "template, hashes, parents, sequence of the first, sums (address, bytes)"},
     {"verify", FAST(py_verify), METH_FASTCALL, "jobs, sums (each address, bytes), cell bytes, threads"},
-    {"sums", FAST(py_sums), METH_FASTCALL, "address, heads, layers, cell bytes, sums (address, bytes)"},
+    {"sums", FAST(py_sums), METH_FASTCALL, "addresses (address, bytes), heads, layers, cell bytes, sums (address, bytes), threads"},
     {"xxh3_64", FAST(py_xxh3_64), METH_FASTCALL, "address, bytes"},
     {"use", py_use, METH_O, "chooses avx512, avx2 or plain for the whole process, '' the best; for tests and measurements"},
     {NULL, NULL, 0, NULL},

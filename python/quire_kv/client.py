@@ -84,6 +84,7 @@ class Client:
         self._ways: list[_Way] = []
         self._slabs = shm.Slabs()
         self._budget = shm.Budget(self.options.staging_bytes)
+        self._stagings = shm.Stagings()
         self._sessions: set[Session] = set()
         self._aborts = Aborts()
         self._writer = os.urandom(16)
@@ -185,10 +186,23 @@ class Client:
             raise again(self._closed)
         return Call(self.options.call_timeout if timeout is None else timeout)
 
-    def _next_sequence(self) -> int:
+    def staging(self, size: int) -> shm.Staging:
+        """Memory of so many bytes to publish from without a copy on this side. Make few and keep them: a node maps 64
+        areas and 1 GiB of one connection at least; beyond that, what is published is copied. Not of use in a forked child.
+        QuireError UNSUPPORTED where there is no such memory."""
+        if not shm.AVAILABLE:
+            raise QuireError(Reason.UNSUPPORTED, "this system has no memfd")
+        try:
+            return shm.Staging(size, self._stagings)
+        except (OSError, ValueError, OverflowError) as e:
+            raise QuireError(Reason.UNSUPPORTED, f"staging of {size} bytes: {e}") from None
+
+    def _next_sequences(self, n: int) -> int:
+        """The first of n sequence numbers that nothing of this writer had."""
         with self._lock:
-            self._sequence += 1
-            return self._sequence
+            first = self._sequence + 1
+            self._sequence += n
+            return first
 
     def _limits(self, call: Call) -> Capabilities:
         """What the server takes, asked once, and again when there is doubt whether it is the same one."""
@@ -235,7 +249,7 @@ class Client:
                     raise QuireError(Reason.UNSUPPORTED, f"transport {name}: {why}")
                 continue
             slabs = self._slabs if name == "shm" else None
-            ways.append(_Way(FrameTransport(name, self._greeted(dial, found.boot), limit, slabs, self._budget)))
+            ways.append(_Way(FrameTransport(name, self._greeted(dial, found.boot), limit, slabs, self._budget, self._stagings)))
         return ways
 
     def _shm_dialer(self, found: Capabilities) -> tuple[Callable[[Call], Any] | None, str]:

@@ -8,7 +8,7 @@ write   pages are packed into a reused buffer and sent from there, or into an ar
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from .deadline import Call
 from .errors import QuireError, Reason
 from .frames import BULK, SHORT, Connection, Pool, Refused, Unreachable
 from .intake import Intake
-from .shm import Area, Budget, Slabs
+from .shm import Area, Budget, Slabs, Staging, Stagings
 from .transport import MAX_SEND_BYTES, Transport, Upload
 
 __all__ = ["FrameTransport"]
@@ -29,6 +29,7 @@ _SEND_BYTES = 2 << 20  # packed between two sends
 _NAME_BYTES = 4 << 20  # packed between two sends that name it: half of a ring
 _RING_BYTES = 8 << 20  # of a connection's own area: a few chunks on their way, still in the far cache
 _SHARED_FLUSH_BYTES = 256 << 20  # copied out of slabs at once
+_BATCH_BODY_BYTES = 32 << 10  # of heads in one frame
 _ALIGN = 64
 _PAGE = 4096
 _MAX_AREAS = 64  # of a connection: what a node takes at least
@@ -38,9 +39,11 @@ _MAX_AREA_BYTES = 1 << 30  # of a connection
 class FrameTransport(Transport):
     """`dial` makes one more connection, greeted and of the right node. Only one with `slabs` shares memory."""
 
-    def __init__(self, name: str, dial: Callable[[Call], Connection], limit: int, slabs: Slabs | None, budget: Budget) -> None:
+    def __init__(
+        self, name: str, dial: Callable[[Call], Connection], limit: int, slabs: Slabs | None, budget: Budget, stagings: Stagings | None = None
+    ) -> None:
         self.name = name
-        self._dial, self._slabs, self._budget = dial, slabs, budget
+        self._dial, self._slabs, self._budget, self._stagings = dial, slabs, budget, stagings
         self._pool = Pool(dial, limit)
         self._lock = threading.Lock()
         self._long: set[Connection] = set()
@@ -79,14 +82,16 @@ class FrameTransport(Transport):
 
     # -- write ---------------------------------------------------------------------------------------------------
 
-    def write(self, first: Any, chunk_bytes: int, fill: Callable[[Upload], None], call: Call) -> Any:
+    def write(self, first: Any, chunk_bytes: int, fill: Callable[[Upload], Any], call: Call) -> tuple[Any, Any]:
         return self._pool.run(BULK, call, lambda c: self._write(c, first, chunk_bytes, fill, call))
 
-    def _write(self, connection: Connection, first: Any, chunk_bytes: int, fill: Callable[[Upload], None], call: Call) -> Any:
-        kind = _Inline if self._slabs is None else _Shared
-        upload = kind(connection, first, min(chunk_bytes, MAX_SEND_BYTES), self._budget, call)
-        fill(upload)
-        return upload.finish()
+    def _write(self, connection: Connection, first: Any, chunk_bytes: int, fill: Callable[[Upload], Any], call: Call) -> tuple[Any, Any]:
+        upload: _FrameUpload
+        if self._slabs is None:
+            upload = _Inline(connection, first, min(chunk_bytes, MAX_SEND_BYTES), self._budget, call)
+        else:
+            upload = _Shared(connection, first, min(chunk_bytes, MAX_SEND_BYTES), self._budget, call, self._stagings)
+        return upload.finish(fill(upload))
 
     # -- attach --------------------------------------------------------------------------------------------------
 
@@ -230,7 +235,7 @@ class _FrameUpload(Upload):
         if data is not None:
             self._runs.append(data)
             self._data += size
-        if self._data >= MAX_SEND_BYTES or len(self._body) >= 32 << 10:
+        if self._data >= MAX_SEND_BYTES or len(self._body) >= _BATCH_BODY_BYTES:
             self._seal()
 
     def _seal(self) -> None:
@@ -270,20 +275,40 @@ class _FrameUpload(Upload):
         c = self._connection
         c.stream.send([wire.encode_frame(wire.END, wire.METHODS["WritePages"], c.call_number)], self._call)
 
-    def finish(self) -> Any:
-        """END, and the server's answer."""
-        self.flush()
-        self._end()
+    def finish(self, commit: Any) -> tuple[Any, Any]:
+        """END, the server's answer, and that to a commit that is sent behind it, which begins when the write is done: None
+        for a refused one, which may be made again."""
+        c = self._connection
+        self._seal()
+        write = c.call_number
+        self._out.append(wire.encode_frame(wire.END, wire.METHODS["WritePages"], write))
+        if commit is not None:
+            self._out.append(c.request("CommitPublish", commit, self._call))
+        c.stream.send(self._out, self._call, self._descriptors)
+        error: QuireError | None = None
+        written = committed = None
         while True:
-            frame = self._connection.answer("WritePages", self._call)
+            frame = c.next(self._call)
+            if frame.call != write:
+                raise wire.protocol_error(f"call {frame.call} in WritePages, call {write}")
             if frame.kind == wire.RELEASE:
                 continue
             if frame.kind == wire.RESPONSE:
-                return proto.parse(proto.WritePagesResponse, self._connection.body(frame, self._call))
+                written = proto.parse(proto.WritePagesResponse, c.body(frame, self._call))
+                break
             if frame.kind != wire.STATUS:
                 raise wire.protocol_error(f"WritePages: kind {frame.kind}")
-            error = self._connection.status(frame, "WritePages", self._call)
-            raise Refused(error) if error is not None else wire.protocol_error("WritePages: no answer")
+            error = c.status(frame, "WritePages", self._call) or wire.protocol_error("WritePages: no answer")
+            break
+        if commit is not None:
+            frame = c.answer("CommitPublish", self._call)
+            if frame.kind == wire.RESPONSE:
+                committed = proto.parse(proto.CommitPublishResponse, c.body(frame, self._call))
+            elif frame.kind != wire.STATUS or c.status(frame, "CommitPublish", self._call) is None:
+                raise wire.protocol_error(f"CommitPublish: kind {frame.kind}")
+        if error is not None:
+            raise error if error.broken else Refused(error)
+        return written, committed
 
     def _stage_inline(self, payload: int, count: int) -> np.ndarray:
         self.flush()
@@ -315,8 +340,9 @@ class _Shared(_FrameUpload):
     """Bytes are named where the node reads them: in the slots of the connection's area, in turn. Where there is no
     such memory, or not enough, they go in the frames."""
 
-    def __init__(self, connection: Connection, first: Any, chunk_bytes: int, budget: Budget, call: Call) -> None:
+    def __init__(self, connection: Connection, first: Any, chunk_bytes: int, budget: Budget, call: Call, stagings: Stagings | None) -> None:
         super().__init__(connection, first, chunk_bytes, budget, call)
+        self._stagings = stagings
         self._areas: _Areas = connection.attached.setdefault("areas", _Areas())
         self._area: Area | None = None
         self._slot_bytes = 0
@@ -364,14 +390,60 @@ class _Shared(_FrameUpload):
             self._chunk(page, grant, off, n, None, wire.Reference(self._areas.number, at + off, n, 0, 0))
         self._busy[at // self._slot_bytes] = self._sent
 
+    def send_all(self, pages: Sequence[int], grant: int, addresses: Sequence[int], payload: int) -> None:
+        area = self._area
+        if area is None or grant or payload > self._chunk_bytes or not pages:
+            super().send_all(pages, grant, addresses, payload)
+            return
+        self.send(pages[0], 0, addresses[0], payload)  # with what the first message says
+        body, number = self._body, self._areas.number
+        for page, address in zip(pages[1:], addresses[1:], strict=True):
+            at = address - area.address
+            self._sent += 1
+            wire.append_entry(body, wire.page_head(page), payload, (number, at, payload, 0, 0))
+            self._busy[at // self._slot_bytes] = self._sent
+            if len(body) >= _BATCH_BODY_BYTES:
+                self._seal()
+                body = self._body
+
+    def lend(self, pages: Sequence[int], grant: int, addresses: np.ndarray, payload: int) -> bool:
+        staging = self._stagings.find(addresses, payload) if self._stagings is not None else None
+        if staging is None:
+            return False
+        number, is_new = self._areas.number_of(staging)
+        if number < 0:
+            return False
+        if is_new:
+            self._descriptors.append(staging.area.fd)
+        for page, address in zip(pages, addresses.tolist(), strict=True):
+            at = address - staging.address
+            for off in range(0, payload, self._chunk_bytes):
+                n = min(self._chunk_bytes, payload - off)
+                self._sent += 1
+                self._chunk(page, grant, off, n, None, wire.Reference(number, at + off, n, 0, 0))
+        return True
+
 
 class _Areas:
-    """The area of a connection. A larger one takes its place when it must; the node counts all that it was ever sent."""
+    """The area of a connection, and what staging memory the node has of it. A larger area takes its place when it must;
+    the node counts all that it was ever sent."""
 
     def __init__(self) -> None:
         self.area: Area | None = None
         self.number = -1
-        self._bytes = 0
+        self._sent = self._bytes = 0
+        self._stagings: dict[int, int] = {}  # numbers by serial
+
+    def number_of(self, staging: Staging) -> tuple[int, bool]:
+        """What the node knows staging memory as, and whether it does not know it yet; -1: it takes no more."""
+        number = self._stagings.get(staging.serial)
+        if number is not None:
+            return number, False
+        if self._bytes + staging.bytes > _MAX_AREA_BYTES or self._sent >= _MAX_AREAS:
+            return -1, False
+        number = self._stagings[staging.serial] = self._sent
+        self._sent, self._bytes = self._sent + 1, self._bytes + staging.bytes
+        return number, True
 
     def take(self, slot_bytes: int, budget: Budget) -> tuple[Area | None, bool]:
         """An area of at least one slot, and whether the node does not know it yet; None: there is no room for it."""
@@ -380,7 +452,7 @@ class _Areas:
             return self.area, False
         for size in (max(_RING_BYTES, 2 * have, 4 * slot_bytes), 2 * slot_bytes, slot_bytes):
             size = -(-size // _PAGE) * _PAGE
-            if self._bytes + size > _MAX_AREA_BYTES or self.number + 1 >= _MAX_AREAS or not budget.take(size):
+            if self._bytes + size > _MAX_AREA_BYTES or self._sent >= _MAX_AREAS or not budget.take(size):
                 continue
             try:
                 area = Area(size, budget)
@@ -388,7 +460,8 @@ class _Areas:
                 budget.give(size)
                 break
             self.close()
-            self.area, self.number, self._bytes = area, self.number + 1, self._bytes + size
+            self.area, self.number = area, self._sent
+            self._sent, self._bytes = self._sent + 1, self._bytes + size
             return area, True
         return (self.area, False) if have >= slot_bytes else (None, False)
 

@@ -204,12 +204,12 @@ class GrpcTransport(Transport):
                 intake.ended(call)
             call.left()
 
-    def write(self, first: Any, chunk_bytes: int, fill: Callable[[Upload], None], call: Call) -> Any:
+    def write(self, first: Any, chunk_bytes: int, fill: Callable[[Upload], Any], call: Call) -> tuple[Any, Any]:
         with self._channel as channel:
             upload = _Upload(channel, first, min(chunk_bytes, MAX_SEND_BYTES), call)
             try:
                 fill(upload)
-                return upload.finish()
+                return upload.finish(), None
             finally:
                 upload.end()
 

@@ -24,7 +24,7 @@ import numpy as np
 import xxhash
 
 from .buffers import memory_at
-from .layout import MAX_PAGE_BYTES, Layout, PageMemory
+from .layout import MAX_PAGE_BYTES, Layout, PageMemory, span_of
 from .page import Expectation, Geometry, Pieces, View, pieces_of
 
 # One run of bytes of one extent, and where it goes. 64 bytes.
@@ -98,7 +98,8 @@ def pack(
         raise ValueError(f"{out.shape} addresses for {index.shape} pages")
     if len(index) and (int(np.min(index)) < 0 or int(np.max(index)) >= len(mem)):
         raise ValueError(f"page outside of a memory of {len(mem)} pages")
-    if len(out) and not _LOW <= int(np.min(out)) <= int(np.max(out)) <= _TOP - MAX_PAGE_BYTES:
+    low, high = span_of(out) if len(out) else (_LOW, _LOW)
+    if not _LOW <= low <= high <= _TOP - MAX_PAGE_BYTES:
         raise ValueError("out address")
     result = np.empty((len(index), pieces.count(view.heads)), dtype=np.uint64)
     _check_threads(threads)
@@ -162,16 +163,37 @@ def fetched(
     return out
 
 
+def headers(template: bytes, hashes: bytes, parents: bytes, sequence: int, page_sums: np.ndarray) -> bytes | None:
+    """Extent headers behind each other, that of each page as `template`, a sound header, but with its own hash, its own parent where
+    the template has one, the next sequence from `sequence` on, its row of page_sums, uint64 [pages, pieces], and what
+    follows from these. None without native code."""
+    if _module is None:
+        return None
+    table = np.ascontiguousarray(page_sums, dtype=np.uint64)
+    return bytes(_module.headers(template, hashes, parents, sequence, *_raw(table)))
+
+
 def sums(address: int, geo: Geometry, view: View) -> np.ndarray:
     """The sums of the payload of an extent of `view` at `address`, uint64 [pieces]."""
-    if view.empty or not _LOW <= address <= _TOP - MAX_PAGE_BYTES:
-        raise ValueError(f"sums of view {tuple(view)} at {address:#x}")
+    if not 0 <= address <= _TOP:
+        raise ValueError(f"sums at {address:#x}")
+    return sums_of(np.array([address], dtype=np.uint64), geo, view)[0]
+
+
+def sums_of(addresses: np.ndarray, geo: Geometry, view: View, *, threads: int = 1) -> np.ndarray:
+    """The sums of the payloads of extents of `view` at the addresses, uint64 [n]: uint64 [n, pieces]."""
+    at = np.ascontiguousarray(addresses, dtype=np.uint64)
+    low, high = span_of(at) if len(at) else (_LOW, _LOW)
+    if view.empty or not _LOW <= low <= high <= _TOP - MAX_PAGE_BYTES:
+        raise ValueError(f"sums of view {tuple(view)}")
     pieces = geo.pieces(view)
-    result = np.empty(pieces.count(view.heads), dtype=np.uint64)
+    result = np.empty((len(at), pieces.count(view.heads)), dtype=np.uint64)
+    _check_threads(threads)
     if _module is not None:
-        _module.sums(address, view.heads, view.layers, geo.cell_bytes, *_raw(result))
+        _module.sums(*_raw(at), view.heads, view.layers, geo.cell_bytes, *_raw(result), threads)
     else:
-        _sum_payload(address, pieces, result)
+        for i, address in enumerate(at.tolist()):
+            _sum_payload(address, pieces, result[i])
     return result
 
 

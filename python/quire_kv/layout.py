@@ -102,8 +102,18 @@ def address_of(buffer: Any) -> tuple[int, int]:
     such a pair as it is."""
     if isinstance(buffer, tuple):
         return int(buffer[0]), int(buffer[1])
+    if type(buffer) is np.ndarray and buffer.flags.c_contiguous:
+        return buffer.ctypes.data, buffer.nbytes
     flat = np.frombuffer(buffer, dtype=np.uint8)
     return int(flat.__array_interface__["data"][0]), flat.nbytes
+
+
+def span_of(addresses: np.ndarray) -> tuple[int, int]:
+    """The lowest and the highest of some addresses, at least one. Of a few, numpy takes longer to begin than to look."""
+    if addresses.size <= 16:
+        few = addresses.ravel().tolist()
+        return min(few), max(few)
+    return int(addresses.min()), int(addresses.max())
 
 
 def regions_of(buffers: Iterable[Any]) -> np.ndarray:
@@ -126,16 +136,19 @@ class PageMemory:
     ValueError otherwise. Without, the caller vouches for the addresses. Immutable by convention.
     """
 
-    __slots__ = ("layout", "addresses", "owner")
+    __slots__ = ("layout", "addresses", "owner", "_base")
 
     def __init__(self, layout: Layout, addresses: np.ndarray, owner: object, regions: np.ndarray | None = None) -> None:
         addresses = np.ascontiguousarray(addresses, dtype=np.uint64)
         if addresses.ndim != 3 or addresses.shape[1:] != (len(layout.rows), layout.layers):
             raise ValueError(f"addresses of shape {addresses.shape}, want (pages, {len(layout.rows)}, {layout.layers})")
         span = max(r.span(layout.heads) for r in layout.rows)
-        if addresses.size and not 4096 <= int(addresses.min()) <= int(addresses.max()) < (1 << 64) - span:
-            raise ValueError("an address of the memory is none")
+        if addresses.size:
+            low, high = span_of(addresses)
+            if not 4096 <= low <= high < (1 << 64) - span:
+                raise ValueError("an address of the memory is none")
         self.layout, self.addresses, self.owner = layout, addresses, owner
+        self._base: np.ndarray | None = None  # contiguous, where that is known from the start
         if regions is not None:
             self.check(regions)
 
@@ -161,6 +174,8 @@ class PageMemory:
     def contiguous(self) -> np.ndarray | None:
         """uint64 [pages]: where each page lies in head-major order without holes; None when the engine's order is
         another one. Such memory can be received into and sent from as it is."""
+        if self._base is not None:
+            return self._base
         layout, a = self.layout, self.addresses
         cell, at = layout.cell_bytes, 0
         base = a[:, 0, 0]
@@ -212,4 +227,6 @@ class PageMemory:
         layout = Layout(view.heads, view.layers, (Rows(cell, view.layers * cell, 0, 1),))
         layers = np.arange(view.layers, dtype=np.uint64) * np.uint64(cell)
         base = np.asarray(addresses, dtype=np.uint64)
-        return PageMemory(layout, base[:, None, None] + layers[None, None, :], owner)
+        memory = PageMemory(layout, base[:, None, None] + layers[None, None, :], owner)
+        memory._base = np.ascontiguousarray(base)
+        return memory

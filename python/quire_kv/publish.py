@@ -1,6 +1,6 @@
 """Publish: begin, write, commit. Nothing is visible before it is whole, and what fails frees its space.
 
-    begun ──pack, write──> sent ──fence, commit──> committed
+    begun ──pack, write──> sent ──fence, commit──> committed       over frames the commit is sent with the last bytes
        \\________________________\\________________> aborted: its space is free at once
 
 Pages are packed head-major into the transport's own memory, summed there, and sent from there: what changes under us
@@ -37,6 +37,7 @@ MAX_BATCH_KEYS = 1024
 _GRANTED, _PRESENT, _COMMITTED = 2, 3, 4  # proto Outcome
 _LEASE_SLACK = 1.0  # seconds that a publication lease outlives its call
 _MAX_GRANTS = 256
+_WORTH_A_SEND = 1 << 20  # bytes that take longer to sum than it takes to wake the server once more
 
 
 class Parent(enum.Enum):
@@ -64,6 +65,18 @@ class _Grant:
         self.wire_page = wire_page  # in the Begin
         self.views = views
         self.headers: list[bytes] = [b""] * len(views)
+
+
+class _Commit:
+    """What is to become visible of one stream."""
+
+    __slots__ = ("answer", "asked", "failed", "request")
+
+    def __init__(self) -> None:
+        self.asked: list[_Grant] = []
+        self.failed: set[int] = set()  # pages whose write failed, whatever is said of their commit
+        self.request: Any = None  # None: nothing
+        self.answer: Any = None  # None: it was not made yet, or is to be made again
 
 
 class Publish:
@@ -95,7 +108,7 @@ class Publish:
         self._hint = hint
         self._parents: list[ParentOf] = [parent if parent is not None else UNKNOWN_PARENT, *(keys[:-1] if linked else [UNKNOWN_PARENT] * (len(keys) - 1))]
         self._results: list[Page | None] = [None] * len(keys)
-        self._headers = HeaderMaker(self._like())
+        self._headers = HeaderMaker(self._like(), session._templates)
 
     def run(self, index: Sequence[int] | None = None) -> list[Page]:
         """Publishes all pages, or some again: one answer a page. QuireError when the call as a whole failed; its `pages`
@@ -127,8 +140,7 @@ class Publish:
             return
         rest = {g.wire_page for g in grants}
         try:
-            asked = self._write(answer.token, grants, chunk_bytes)
-            self._commit(answer.token, asked, rest)
+            self._commit(self._write(answer.token, grants, chunk_bytes), rest)
         finally:
             if rest:
                 self._abort(answer.token, sorted(rest))
@@ -145,7 +157,11 @@ class Publish:
         request.run.hashes = b"".join(self._keys[i] for i in index)
         proto.set_seconds(request.lease, min(self._call.left() + _LEASE_SLACK, s._client._limits(self._call).max_lease))
         payload = g.payload_bytes(self._view)
+        follower: Any = None  # a page that follows the one before it says nothing of its own
         for k, i in enumerate(index):
+            if follower is not None and index[k - 1] == i - 1 and isinstance(self._parents[i], bytes):
+                request.pages.append(follower)
+                continue
             page = request.pages.add(payload_bytes=payload, expire_seconds=self._expire, declared_flops=self._flops)
             parent = self._parents[i]
             if parent is Parent.ROOT:
@@ -154,18 +170,25 @@ class Publish:
                 page.parent_unknown = True
             elif k == 0 or index[k - 1] != i - 1:  # within a run the server knows the page before
                 page.parent_hash = parent
+            else:
+                follower = page
             if self._view != g.whole:
                 set_view(page.view, self._view)
         return request
 
     def _grants(self, answer: Any, index: list[int]) -> list[_Grant]:
         """Takes over what is answered already; returns the pages that may be written."""
-        out = []
+        out: list[_Grant] = []
+        pages = list(answer.pages)
+        usual: Any = None  # a status that was understood: those of other pages are mostly equal
         for k, i in enumerate(index):
-            if k >= len(answer.pages):
+            if k >= len(pages):
                 self._results[i] = Page(False, Reason.UNKNOWN)
                 continue
-            status = answer.pages[k]
+            status = pages[k]
+            if usual is not None and status == usual:
+                out.append(_Grant(i, k, out[-1].views))
+                continue
             if status.outcome != _GRANTED:
                 self._results[i] = result_of(status, _PRESENT)
                 continue
@@ -173,33 +196,38 @@ class Publish:
             if not views or len(views) > _MAX_GRANTS or None in views:
                 self._results[i] = Page(False, Reason.UNSUPPORTED)  # given back
                 views = []
+            usual = status if views else None
             out.append(_Grant(i, k, [v for v in views if v is not None]))
         return out
 
     # -- write ---------------------------------------------------------------------------------------------------
 
-    def _write(self, token: Any, grants: list[_Grant], chunk_bytes: int) -> list[_Grant]:
-        """Packs and sends every grant on one stream; the pages that may be committed."""
+    def _write(self, token: Any, grants: list[_Grant], chunk_bytes: int) -> _Commit:
+        """Packs and sends every grant on one stream, and where the transport can, the commit with it."""
         s = self._session
         writing = [g for g in grants if g.views]
+        commit = _Commit()
         if not writing:
-            return []
+            return commit
         first = proto.WritePagesRequest()
         first.token.CopyFrom(token)
         first.namespace.CopyFrom(s._ref)
 
-        def over(transport: Transport) -> Any:
-            return transport.write(first, chunk_bytes, lambda upload: self._fill(upload, writing), self._call)
+        def fill(upload: Upload) -> Any:
+            self._fill(upload, writing)
+            self._fenced(token, writing, commit)
+            return commit.request
 
-        answer = s._client._route(self._call, over)
-        asked = []
+        def over(transport: Transport) -> Any:
+            return transport.write(first, chunk_bytes, fill, self._call)
+
+        answer, commit.answer = s._client._route(self._call, over)
+        pages = list(answer.pages)
         for g in writing:
-            reason = Reason.of(answer.pages[g.wire_page].reason) if g.wire_page < len(answer.pages) else Reason.NONE
-            if reason is Reason.NONE:
-                asked.append(g)
-            else:
+            if g.wire_page < len(pages) and (reason := Reason.of(pages[g.wire_page].reason)) is not Reason.NONE:
                 self._results[g.page] = Page(False, reason)
-        return asked
+                commit.failed.add(g.page)
+        return commit
 
     def _fill(self, upload: Upload, grants: list[_Grant]) -> None:
         """Sends pages in order, as many of one view together as there is room for."""
@@ -218,22 +246,34 @@ class Publish:
         payload = g.payload_bytes(view)
         memory = self._memory if view == self._view else part_of(self._memory, self._view, view)
         done = 0
+        if (own := memory.contiguous()) is not None:
+            own = own[[p.page for p in group]]
+            if upload.lend([p.wire_page for p in group], number, own, payload):
+                if len(group) * payload >= _WORTH_A_SEND:
+                    upload.flush()  # the server copies while we sum
+                sums = kernels.sums_of(own, g, view, threads=self._session._client.options.copy_threads)
+                self._give_headers(group, number, view, sums)
+                return
         while done < len(group):
             self._call.left()
             out = upload.stage(payload, len(group) - done)
             batch = group[done : done + len(out)]
             sums = kernels.pack(memory, [p.page for p in batch], g, view, out, threads=self._session._client.options.copy_threads)
-            for k, p in enumerate(batch):
-                p.headers[number] = self._header(p.page, view, sums[k])
-                upload.send(p.wire_page, number, int(out[k]), payload)
-            upload.flush()
+            upload.send_all([p.wire_page for p in batch], number, out.tolist(), payload)
+            if done + len(batch) < len(group):
+                upload.flush()  # the server copies while more is made
+            self._give_headers(batch, number, view, sums)
             done += len(batch)
 
-    def _header(self, i: int, view: View, sums: np.ndarray) -> bytes:
-        client, parent = self._session._client, self._parents[i]
-        flags = (FLAG_DURABLE if self._durability == 2 else 0) | (FLAG_PARENT_UNKNOWN if parent is Parent.UNKNOWN else 0)
-        parent_hash = parent if isinstance(parent, bytes) else b""
-        return self._headers.make(view, self._keys[i], parent_hash, flags, client._writer, client._next_sequence(), sums)
+    def _give_headers(self, group: list[_Grant], number: int, view: View, sums: np.ndarray) -> None:
+        pages = [p.page for p in group]
+        client, parents = self._session._client, [self._parents[i] for i in pages]
+        durable = FLAG_DURABLE if self._durability == 2 else 0
+        flags = [durable | FLAG_PARENT_UNKNOWN if parent is Parent.UNKNOWN else durable for parent in parents]
+        hashes = [parent if isinstance(parent, bytes) else b"" for parent in parents]
+        made = self._headers.make_all(view, [self._keys[i] for i in pages], hashes, flags, client._writer, client._next_sequences(len(pages)), sums)
+        for p, header in zip(group, made, strict=True):
+            p.headers[number] = header
 
     def _like(self) -> Header:
         """What all headers of this publication have in common."""
@@ -248,26 +288,36 @@ class Publish:
 
     # -- commit --------------------------------------------------------------------------------------------------
 
-    def _commit(self, token: Any, asked: list[_Grant], rest: set[int]) -> None:
-        """Asks the writer's fence, and makes visible what is still its page."""
-        if self._fence is not None and asked:
-            mine = list(self._fence([g.page for g in asked]))
-            for k, g in enumerate(asked):
+    def _fenced(self, token: Any, written: list[_Grant], commit: _Commit) -> None:
+        """Asks the writer's fence, once, and makes the commit of what is still its page."""
+        commit.asked = written
+        if self._fence is not None:
+            mine = list(self._fence([g.page for g in written]))
+            for k, g in enumerate(written):
                 if k >= len(mine) or not mine[k]:
                     self._results[g.page] = Page(False, Reason.ABORTED)
-            asked = [g for k, g in enumerate(asked) if k < len(mine) and mine[k]]
-        if not asked:
+            commit.asked = [g for k, g in enumerate(written) if k < len(mine) and mine[k]]
+        if not commit.asked:
+            commit.request = None
             return
-        s = self._session
-        request = proto.CommitPublishRequest()
+        request = commit.request = proto.CommitPublishRequest()
         request.token.CopyFrom(token)
-        request.namespace.CopyFrom(s._ref)
-        for g in asked:
+        request.namespace.CopyFrom(self._session._ref)
+        for g in commit.asked:
             request.pages.add(page=g.wire_page, headers=g.headers)
-        answer = repeated(self._call, lambda: s._client._route(self._call, lambda t: t.unary("CommitPublish", request, self._call)))
-        for k, g in enumerate(asked):
-            result = result_of(answer.pages[k], _COMMITTED) if k < len(answer.pages) else Page(False, Reason.UNKNOWN)
-            self._results[g.page] = result
+
+    def _commit(self, commit: _Commit, rest: set[int]) -> None:
+        """Makes pages visible, unless the commit went with their bytes, and takes over the answers."""
+        s, answer = self._session, commit.answer
+        if commit.request is None:
+            return
+        if answer is None:
+            answer = repeated(self._call, lambda: s._client._route(self._call, lambda t: t.unary("CommitPublish", commit.request, self._call)))
+        pages = list(answer.pages)
+        for k, g in enumerate(commit.asked):
+            result = result_of(pages[k], _COMMITTED) if k < len(pages) else Page(False, Reason.UNKNOWN)
+            if g.page not in commit.failed:
+                self._results[g.page] = result
             if result.ok or result.reason is Reason.LOST_RACE:
                 rest.discard(g.wire_page)
 

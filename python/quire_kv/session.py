@@ -82,6 +82,7 @@ class Session:
             Sibling(bytes(x.id), int(x.epoch), tuple(Difference(d.path, d.a, d.b, getattr(d, "class")) for d in x.differences)) for x in siblings
         )
         self.generation = 0
+        self._templates: dict[tuple, bytes] = {}  # of headers.py
         self._ref = proto.NamespaceRef(id=self.namespace, epoch=self.epoch, provenance=provenance)
         self._session_id = b""  # of the live attach stream
         self.boot = b""  # of the node's start that the session was opened on: what it held in memory alone went with that

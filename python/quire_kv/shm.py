@@ -21,9 +21,10 @@ from collections import deque
 import numpy as np
 
 from .errors import QuireError, Reason
+from .layout import span_of
 from .wire import Reference, protocol_error
 
-__all__ = ["AVAILABLE", "Area", "Budget", "Slab", "Slabs"]
+__all__ = ["AVAILABLE", "Area", "Budget", "Slab", "Slabs", "Staging", "Stagings"]
 
 MAX_SLABS = 16 << 10
 MAX_SLAB_BYTES = 1 << 40  # of one: a large extent has a slab of its own
@@ -236,8 +237,8 @@ class Area:
     close gives the memory back also where the node still has it mapped; it finds zeros. A forked child only unmaps.
     """
 
-    def __init__(self, size: int, budget: Budget) -> None:
-        """OSError where there is no such memory; the budget must have room already and gets it back at close."""
+    def __init__(self, size: int, budget: Budget | None) -> None:
+        """OSError where there is no such memory; a budget must have room already and gets it back at close."""
         self.bytes, self._budget, self._pid = size, budget, os.getpid()
         self.address = 0
         self.fd = os.memfd_create("quire-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -257,10 +258,58 @@ class Area:
             return
         if os.getpid() == self._pid:
             _libc.madvise(at, self.bytes, _MADV_REMOVE)
-            self._budget.give(self.bytes)
+            if self._budget is not None:
+                self._budget.give(self.bytes)
         _libc.munmap(at, self.bytes)
         os.close(self.fd)
 
     def __del__(self) -> None:
         if getattr(self, "address", 0):
             self.close()
+
+
+class Staging:
+    """Memory that its owner fills and publishes from: over shared memory a node reads it where it lies, and nothing is
+    copied on this side. Over every other transport it is memory like any other. Made by Client.staging.
+
+    What is in it must not change from the begin of a publish out of it to its return; if it does, the page is refused.
+    """
+
+    def __init__(self, size: int, all_of_them: Stagings) -> None:
+        self.area, self._all = Area(size, None), all_of_them
+        self.address, self.bytes = self.area.address, size
+        self.memory = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address))
+        self.serial = all_of_them.add(self)
+
+    def close(self) -> None:
+        """Gives the memory back: nothing may use `memory`, or publish from it, any more. Idempotent."""
+        self._all.remove(self)
+        self.area.close()
+
+
+class Stagings:
+    """The staging memory of a client. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: dict[int, Staging] = {}
+        self._made = 0
+
+    def add(self, staging: Staging) -> int:
+        with self._lock:
+            self._made += 1
+            self._all[self._made] = staging
+            return self._made
+
+    def remove(self, staging: Staging) -> None:
+        with self._lock:
+            self._all.pop(staging.serial, None)
+
+    def find(self, addresses: np.ndarray, size: int) -> Staging | None:
+        """The staging memory in which `size` bytes at each address, uint64, lie."""
+        if not self._all or not len(addresses):
+            return None
+        low, high = span_of(addresses)
+        high += size
+        with self._lock:
+            return next((s for s in self._all.values() if s.address <= low and high <= s.address + s.bytes), None)

@@ -4,7 +4,7 @@ alone; all transports answer alike."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,16 @@ class Upload(ABC):
     def send(self, page: int, grant: int, address: int, payload: int) -> None:
         """The payload of a grant, whole, at a staged address."""
 
+    def send_all(self, pages: Sequence[int], grant: int, addresses: Sequence[int], payload: int) -> None:
+        """send, for several pages."""
+        for page, address in zip(pages, addresses, strict=True):
+            self.send(page, grant, address, payload)
+
+    def lend(self, pages: Sequence[int], grant: int, addresses: np.ndarray, payload: int) -> bool:
+        """Sends payloads from where the caller has them, uint64 [pages], if that is memory that the server can read:
+        False, and nothing is sent, if it is not. They must stay as they are until the stream has ended."""
+        return False
+
     @abstractmethod
     def flush(self) -> None:
         """Has everything on its way: the server works while more is made."""
@@ -51,9 +61,10 @@ class Transport(ABC):
         """One Fetch into an intake. When it returns or raises, the intake has ended and nothing is written any more."""
 
     @abstractmethod
-    def write(self, first: Any, chunk_bytes: int, fill: Callable[[Upload], None], call: Call) -> Any:
-        """One WritePages whose first message is `first` (token and namespace): `fill` is called with the stream, and its
-        response returned. Chunks have chunk_bytes at most. Afterwards nothing reads what was staged."""
+    def write(self, first: Any, chunk_bytes: int, fill: Callable[[Upload], Any], call: Call) -> tuple[Any, Any]:
+        """One WritePages whose first message is `first` (token and namespace): `fill` is called with the stream, and
+        answers the CommitPublish of what it sent, or None. Chunks have chunk_bytes at most. Afterwards nothing reads what
+        was staged. Returns the response, and that of the commit where it went along; None: it is to be made."""
 
     @abstractmethod
     def attach(self, request: Any, connect_seconds: float, life: Call, up: Callable[[bytes], None]) -> None:

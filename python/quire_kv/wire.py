@@ -16,7 +16,7 @@ from .errors import QuireError, Reason
 __all__ = [
     "CHUNKS", "END", "HEADER_BYTES", "HELLO", "MAX_BODY_BYTES", "MAX_DATA_BYTES", "MESSAGE", "METHODS", "MORE",
     "REFERENCE_BYTES", "RELEASE", "REQUEST", "RESPONSE", "STATUS", "WELCOME", "Entry", "Frame", "Reference", "Welcome",
-    "append_entry", "decode_frame", "decode_welcome", "encode_frame", "encode_hello", "entries", "protocol_error",
+    "append_entry", "decode_frame", "decode_welcome", "encode_frame", "encode_hello", "entries", "page_head", "protocol_error",
 ]  # fmt: skip
 
 HEADER_BYTES = 24
@@ -129,7 +129,22 @@ def decode_welcome(body: bytes) -> Welcome:
     return Welcome(body_bytes, data_bytes, boot)
 
 
-def append_entry(body: bytearray, head: bytes, chunk_bytes: int, reference: Reference | None = None) -> None:
+def page_head(page: int) -> bytes:
+    """A WritePagesRequest that says its page alone, encoded: of the start of grant 0, not the first of its stream."""
+    if page < 128:
+        return _PAGE_HEADS[page]
+    out = bytearray(b"\x18")
+    while page >= 128:
+        out.append(page & 127 | 128)
+        page >>= 7
+    out.append(page)
+    return bytes(out)
+
+
+_PAGE_HEADS = [b"", *(bytes((3 << 3, page)) for page in range(1, 128))]
+
+
+def append_entry(body: bytearray, head: bytes, chunk_bytes: int, reference: Reference | tuple[int, int, int, int, int] | None = None) -> None:
     """Appends a chunk to the entries of a batch."""
     if reference is None:
         body += _ENTRY.pack(len(head), chunk_bytes) + head

@@ -27,3 +27,27 @@ def test_templates_equal_the_codec():
         key, writer = rng.randbytes(32), rng.randbytes(16)
         want = like._replace(hash=key, parent=parent, flags=flags, view=view, extent=ExtentID(writer, i, payload_digest(sums.tobytes())), sums=sums)
         assert maker.make(view, key, parent, flags, writer, i, sums) == encode_header(want)
+
+
+def test_templates_that_are_kept_and_headers_made_together():
+    """Of one session: makers at other hours share templates, and many headers at once are those that were made one by one."""
+    rng = random.Random(4)
+    templates: dict = {}
+    for hour in range(4):
+        like = Header(
+            namespace=b"n" * 32, epoch=3, scope=bytes(32), group=b"g" * 32, hash=bytes(32), parent=b"", flags=0, depth=0,
+            extent=ExtentID(bytes(16), 0, bytes(16)), view=View(0, 2, 0, 3), tokens=16, cell_bytes=4096, page_heads=2, page_layers=3,
+            grade="elements", components=0, packing_id=bytes(32), created=1000 + hour, declared_flops=float(hour % 2), expiry=hour // 2 * (7 + hour),
+            provenance=b"{}", sums=np.empty(0, dtype="<u8"),
+        )  # fmt: skip
+        maker = HeaderMaker(like, templates)
+        n = rng.choice((1, 2, 9))
+        keys = [rng.randbytes(32) for _ in range(n)]
+        parents = [b"", *(rng.choice((keys[i], keys[i], b"")) for i in range(n - 1))]
+        flags = [FLAG_PARENT_UNKNOWN if i == 0 else 0 for i in range(n)]
+        sums = np.frombuffer(rng.randbytes(8 * n * 2), dtype="<u8").reshape(n, 2)
+        made = maker.make_all(like.view, keys, parents, flags, b"w" * 16, 50, sums)
+        for i in range(n):
+            extent = ExtentID(b"w" * 16, 50 + i, payload_digest(sums[i].tobytes()))
+            assert made[i] == encode_header(like._replace(hash=keys[i], parent=parents[i], flags=flags[i], extent=extent, sums=sums[i])), (hour, i)
+    assert len(templates) <= 12

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from test_client import GUARD_SECONDS, HEADS, LAYERS, TOKENS, WIDTH, flat, good, keys_of
 
-from quire_kv import kernels, proto, shm
+from quire_kv import frame_transport, kernels, proto, shm
 from quire_kv.client import Client, Options, QuireError, Reason
+from quire_kv.layout import PageMemory
 from quire_kv.shm import Area, Budget, Slab, Slabs
 from quire_kv.wire import Reference
 
@@ -240,6 +241,69 @@ def test_pages_that_moved_are_asked_for_again(world, monkeypatch, native):
     assert [p.reason for p in session.fetch(keys, into, lease=lease)] == [Reason.LEASE_EXPIRED] * 3
     generations.differ = 0
     assert session.exists(keys).leading == 3, "what moved was not reported as corrupt"
+
+
+def areas_of(client: Client) -> list:
+    """What the idle connections over shared memory have told the node of."""
+    pool = client._ways[0].transport._pool
+    return [c.attached["areas"] for c in pool._idle if "areas" in c.attached]
+
+
+def test_publish_out_of_staging(world, monkeypatch):
+    """The node reads it where it lies: nothing is packed, and what is stored is what was there."""
+    client, session = world
+    size = session.only.page_bytes
+    with contextlib.closing(client.staging(4 * size + 4096)) as staging:
+        rows = staging.memory[100 : 100 + 4 * size].reshape(4, size)
+        rows[...] = np.frombuffer(random.randbytes(4 * size), dtype=np.uint8).reshape(4, size)
+        monkeypatch.setattr(kernels, "pack", None)
+        for part in ([3, 0], [1], [2]):
+            keys = keys_of(len(part))
+            source = np.array(rows[part])
+            assert good(session.publish(keys, PageMemory.flat([rows[i] for i in part], session.only, session.only.whole)))
+            target, into = flat(session, len(part))
+            assert good(session.fetch(keys, into)) and np.array_equal(target, source)
+        assert [(a.area, a._stagings) for a in areas_of(client)] == [(None, {staging.serial: 0})]
+        honest = kernels.sums_of
+        monkeypatch.setattr(kernels, "sums_of", lambda *a, **k: honest(*a, **k) ^ np.uint64(1))
+        keys = keys_of(4)
+        memory = PageMemory.flat(list(rows), session.only, session.only.whole)
+        assert [p.reason for p in session.publish(keys, memory)] == [Reason.CORRUPT] * 4, "what changed while it was read"
+        assert session.exists(keys).leading == 0
+    monkeypatch.undo()
+    source, memory = flat(session, 4, seed=5)
+    assert good(session.publish(keys, memory))
+
+
+def test_staging_that_the_node_does_not_take_is_copied(world, monkeypatch):
+    client, session = world
+    size = session.only.page_bytes
+    monkeypatch.setattr(frame_transport, "_MAX_AREA_BYTES", 9 << 20)
+    with contextlib.closing(client.staging(10 << 20)) as staging:
+        rows = staging.memory[: 2 * size].reshape(2, size)
+        rows[...] = 7
+        keys = keys_of(2)
+        assert good(session.publish(keys, PageMemory.flat(list(rows), session.only, session.only.whole)))
+        target, into = flat(session, 2)
+        assert good(session.fetch(keys, into)) and np.array_equal(target, rows)
+        assert [a._stagings for a in areas_of(client)] == [{}]
+    staging.close()
+    with pytest.raises(QuireError) as e:
+        client.staging(-1)
+    assert e.value.reason is Reason.UNSUPPORTED
+
+
+def test_staging_over_another_transport(quire_server, spec_text):
+    """It is memory like any other there."""
+    with Client(Options(quire_server.address, transport="data")) as client:
+        session = client.open(spec_text(HEADS, LAYERS, WIDTH, TOKENS, model="staging"), timeout=GUARD_SECONDS)
+        size = session.only.page_bytes
+        with contextlib.closing(client.staging(size)) as staging:
+            staging.memory[:] = 9
+            keys = keys_of(1)
+            assert good(session.publish(keys, PageMemory.flat([staging.memory], session.only, session.only.whole)))
+            target, into = flat(session, 1)
+            assert good(session.fetch(keys, into)) and (target == 9).all()
 
 
 def test_bytes_go_through_shared_memory(world, quire_server):

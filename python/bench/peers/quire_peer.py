@@ -70,6 +70,10 @@ class QuireClient:
     def _keys(keys: list[str]) -> list[bytes]:
         return [hashlib.blake2b(k.encode(), digest_size=32).digest() for k in keys]
 
+    def alloc(self, size: int):
+        """Memory that the server reads where it lies, for the driver's buffers."""
+        return self._client.staging(size).memory
+
     def put(self, keys, arrays):
         session = self._session(arrays[0].nbytes)
         memory = PageMemory.flat(arrays, session.only, session.only.whole)
@@ -136,6 +140,15 @@ def peers(driver: dict) -> dict:
                 text = answer.read().decode()
             return sum(int(float(n)) for n in re.findall(r'^quire_tier_(?:live|slack)_bytes\{tier="host"\} (\S+)', text, re.M))
 
+    def bufs(run, peer, **sizes):
+        """The driver's buffers are the client's own where its peers over shared memory have theirs."""
+        if not isinstance(peer, Quire) or peer.o["transport"] != "shm":
+            return of_driver(run, peer, **sizes)
+        client = peer.client()
+        return driver["Bufs"](alloc=client.alloc, **sizes), client
+
+    of_driver = driver["Run"].bufs
+    driver["Run"].bufs = bufs
     table = {f"quire-{way}": (Quire, {"bin": "1", "transport": way}) for way in ("shm", "data", "grpc")}
     table["quire-disk"] = (Quire, {"bin": "1", "transport": "shm", "disk": "16GiB"})
     return table

@@ -325,7 +325,10 @@ class _Talk:
 
     def __init__(self, chaos: Chaos, client: socket.socket, server: socket.socket):
         self._chaos, self._client, self._server = chaos, client, server
-        self._fault: Fault | None = None
+        self._asked: dict[int, tuple[Fault | None, threading.Event, str]] = {}  # calls that are not answered, by number
+        self._answered = threading.Condition()
+        self._over = False
+        self._now: tuple[Fault | None, threading.Event, str] | None = None  # the call that is being answered
         self._released = threading.Event()
         self._sending = threading.Lock()
         self._method = ""
@@ -336,26 +339,50 @@ class _Talk:
         while True:
             frame, raw, data, fds = _read(self._client)
             if frame.kind == wire.REQUEST:
-                self._method = self._names.get(frame.method, "")
-                self._fault, self._released = self._chaos.hits(self._method)
-                self._passed = 0
-                if refused_at_once(self._fault, self._method):
-                    status = status_of(self._fault).SerializeToString()
+                method = self._names.get(frame.method, "")
+                fault, released = self._chaos.hits(method)
+                if refused_at_once(fault, method):
+                    with self._answered:  # in the order in which they were asked
+                        self._answered.wait_for(lambda: self._over or not self._asked)
+                    status = status_of(fault).SerializeToString()
                     self._answer(wire.encode_frame(wire.STATUS, frame.method, frame.call, status), fds)
                     continue
+                with self._answered:
+                    self._asked[frame.call] = fault, released, method
             _send(self._server, raw + data, fds)
 
     def answers(self) -> None:
-        while True:
-            frame, raw, data, fds = _read(self._server)
-            fault = self._fault
-            if frame.kind in (wire.WELCOME, wire.RELEASE) or fault is None:
-                self._answer(raw + data, fds)
-            elif frame.kind == wire.MESSAGE and self._passed < fault.after:
-                self._passed += 1
-                self._answer(raw + data, fds)
-            else:
-                self._faulty(fault, frame, raw[wire.HEADER_BYTES :], data, fds)
+        try:
+            while True:
+                self._next_answer()
+        finally:
+            with self._answered:
+                self._over = True
+                self._answered.notify_all()
+
+    def _next_answer(self) -> None:
+        frame, raw, data, fds = _read(self._server)
+        with self._answered:
+            asked = self._asked.get(frame.call)
+        if asked is None or frame.kind in (wire.WELCOME, wire.RELEASE):
+            self._answer(raw + data, fds)
+            return
+        if asked is not self._now:
+            self._now, self._passed = asked, 0
+        fault, self._released, self._method = asked
+        over = frame.kind in (wire.RESPONSE, wire.STATUS)
+        if fault is None:
+            self._answer(raw + data, fds)
+        elif frame.kind == wire.MESSAGE and self._passed < fault.after:
+            self._passed += 1
+            self._answer(raw + data, fds)
+        else:
+            self._faulty(fault, frame, raw[wire.HEADER_BYTES :], data, fds)
+            over |= fault.what in ("code", "reason", "cut")  # the rest was read away
+        if over:
+            with self._answered:
+                self._asked.pop(frame.call, None)
+                self._answered.notify_all()
 
     def _faulty(self, fault: Fault, frame: wire.Frame, body: bytes, data: bytes, fds: list[int]) -> None:
         if fault.what == "hang":
