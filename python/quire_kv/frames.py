@@ -24,8 +24,6 @@ __all__ = ["BULK", "SHORT", "Connection", "Crowded", "Pool"]
 
 BULK, SHORT = 0, 1  # kinds of calls that share a bound, so that none waits for one of the other kind
 
-_SHORT_CALLS = 16  # at once, at least: they wait for the server and the network, not for a core
-
 _READ_AHEAD_BYTES = 32 << 10
 _NO_STATUS = proto.Status()
 
@@ -171,12 +169,14 @@ class Refused(Exception):
 
 
 class Pool:
-    """Connections to one address: at most `limit` bulk calls at once and as many or 16 short ones, others wait.
-    Thread-safe."""
+    """Connections to one address: at most `limit` calls of each kind at once, others wait. Thread-safe.
+
+    Few, also of the short ones: those of 16 lookups at once would take an engine's interpreter for 9 ms of one step.
+    """
 
     def __init__(self, dial: Callable[[Call], Connection], limit: int) -> None:
         self._dial = dial
-        self._limits = (limit, max(limit, _SHORT_CALLS))
+        self._limit = limit
         self._room = threading.Condition()
         self._running = [0, 0]
         self._idle: list[Connection] = []
@@ -189,7 +189,7 @@ class Pool:
         self._enter(kind, call)
         try:
             try:
-                connection = self._take(kind, call)
+                connection = self._take(call)
             except DeadlineError:
                 raise
             except QuireError as e:
@@ -216,10 +216,10 @@ class Pool:
 
     def _enter(self, kind: int, call: Call) -> None:
         with self._room:
-            if self._running[kind] >= self._limits[kind]:
+            if self._running[kind] >= self._limit:
                 call.register(self._wake)
                 try:
-                    while self._running[kind] >= self._limits[kind]:
+                    while self._running[kind] >= self._limit:
                         self._room.wait(call.left())
                 except DeadlineError:
                     raise Crowded from None
@@ -231,19 +231,12 @@ class Pool:
         with self._room:
             self._room.notify_all()
 
-    def _pick(self, kind: int) -> Connection | None:
-        """An idle connection, the last one used; for bulk calls one that has memory of its own already, for others not."""
-        for i in range(len(self._idle) - 1, -1, -1):
-            if bool(self._idle[i].attached) == (kind == BULK):
-                return self._idle.pop(i)
-        return self._idle.pop() if self._idle else None
-
-    def _take(self, kind: int, call: Call) -> Connection:
+    def _take(self, call: Call) -> Connection:
         while True:
             with self._room:
                 if self._closed is not None:
                     raise again(self._closed)
-                connection = self._pick(kind)
+                connection = self._idle.pop() if self._idle else None
             if connection is None:
                 break
             if connection.stream.idle():

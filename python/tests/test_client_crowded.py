@@ -64,33 +64,15 @@ class Callers:
 @pytest.mark.parametrize("kind", [BULK, SHORT], ids=["bulk", "short"])
 def test_a_call_that_finds_no_room_in_time_was_not_made(kind):
     pool = Pool(lambda call: Connection(), 2)
-    limit, other = pool._limits[kind], SHORT if kind == BULK else BULK
-    callers = Callers(pool, kind, limit)
+    other = SHORT if kind == BULK else BULK
+    callers = Callers(pool, kind, 2)
     with pytest.raises(Crowded) as e:
         pool.run(kind, Call(0.05), lambda c: pytest.fail("there was no room"))
     assert not e.value.broken and e.value.reason is Reason.BUSY
     assert pool.run(other, Call(SECONDS), lambda c: "there is for the other kind") == "there is for the other kind"
     callers.end()
     assert pool.run(kind, Call(SECONDS), lambda c: "now there is") == "now there is"
-    assert len(pool._all) <= sum(pool._limits)
-
-
-def test_short_calls_leave_connections_with_memory_to_bulk_calls():
-    made: list[Connection] = []
-
-    def dial(call) -> Connection:
-        made.append(Connection())
-        return made[-1]
-
-    pool = Pool(dial, 2)
-    bulk, short = Callers(pool, BULK, 2), Callers(pool, SHORT, 2)
-    for c in bulk.inside:
-        c.attached["send"] = object()
-    bulk.end()
-    short.end()
-    for _ in range(5):
-        assert not pool.run(SHORT, Call(SECONDS), lambda c: c.attached) and pool.run(BULK, Call(SECONDS), lambda c: c.attached)
-    assert len(made) == 4
+    assert len(pool._all) <= 4
 
 
 def test_a_cache_learns_nothing_of_its_store_from_a_crowd(quire_server):

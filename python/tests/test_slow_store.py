@@ -102,7 +102,8 @@ def test_case_c73_steps_of_vllm_go_on_while_lookups_are_under_way(store, vllm_of
     asked = vllm_of(store)
     steps, waited = gaps(asked)
     cache = asked.connector._cache
-    assert cache.stats()["lookups"] >= WAITING and store.held > 8 and waited > 8
+    assert store.held > 8 and waited > 8
+    assert cache.stats()["breaker_opened"] == 0, "requests that wait for each other say nothing of the store"
     extra = statistics.median(steps) - statistics.median(without)
     assert extra < GAP_SECONDS, f"{extra * 1e3:.2f} ms of a step"
     wait_for(lambda: store.server.metric("quire_read_leases") == 0, SECONDS, "the release of every lease")
