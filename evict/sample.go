@@ -14,12 +14,13 @@ import (
 //	            pages of a chain     . . o . o . . . o        . not sampled
 //	nearest sampled page above           ^---'<------'
 //
-// The larger the cache, the fewer are sampled: about shadowPages of what it holds.
+// The larger the cache, the fewer are sampled: about an eighth of the sample is of what it holds.
 type sample struct {
 	shift   uint8 // one page of 2^shift is sampled
 	tiers   [vbrTiers]struct{ units, pages float64 }
 	pages   *offheap.Array[sampled]
 	slots   *offheap.Array[uint32] // by tag: open addressing, linear probing
+	most    uint32                 // of pages: a power of two
 	n       uint32                 // of pages, 0 included, which is none
 	free    uint32                 // first of the list of free slots
 	reuse   reuse
@@ -44,25 +45,26 @@ type sampled struct {
 }
 
 const (
-	samplePages = 1 << 16 // watched at most
-	shadowPages = 1 << 13 // that a shadow holds, about
-	sampleSlots = 2 * samplePages
+	samplePages = 1 << 16 // watched at most, where there is memory for them
+	leastSample = 1 << 10
+	shadowShare = 8       // of the sample is what a shadow holds, about
+	slotsPer    = 2       // a page
 	forgetShare = 4       // of the sample that is forgotten when it is full
 	maxClimb    = 64      // steps up to the next page that is still sampled: links of pages long gone may lead in circles
 	meanOf      = 1 << 10 // uses that mean is of, about
 )
 
-func newSample(seed uint64) *sample {
+func newSample(seed uint64, most int) *sample {
 	s := &sample{
-		pages: offheap.New[sampled](samplePages + 1), slots: offheap.New[uint32](sampleSlots),
-		n: 1, mode: modeValue, shadows: newShadows(seed),
+		pages: offheap.New[sampled](most + 1), slots: offheap.New[uint32](slotsPer * most),
+		most: uint32(most), n: 1, mode: modeValue, shadows: newShadows(seed, most),
 	}
 	s.reuse.learn(&s.alive)
 	return s
 }
 
 func (s *sample) footprint() uint64 {
-	return uint64(unsafe.Sizeof(*s)) + uint64(s.n)*(uint64(unsafe.Sizeof(sampled{}))+4*uint64(modes)) + min(uint64(s.n)*4096, sampleSlots*4)
+	return uint64(unsafe.Sizeof(*s)) + uint64(s.n)*(uint64(unsafe.Sizeof(sampled{}))+4*uint64(modes)) + min(uint64(s.n)*4096, uint64(s.nSlots())*4)
 }
 
 // resize tells what a tier holds; the shadows are as the one with most.
@@ -75,7 +77,7 @@ func (s *sample) resize(t int, units float64, pages uint64) {
 		}
 	}
 	shift := uint8(0)
-	for n := most.pages; n > 2*shadowPages; n /= 2 {
+	for n := most.pages; n > 2*float64(s.most/shadowShare); n /= 2 {
 		shift++
 	}
 	s.shadows.capacity = most.units / math.Exp2(float64(shift))
@@ -159,7 +161,7 @@ func (s *sample) typical() float32 {
 
 // enter makes room for a tag that is not known.
 func (s *sample) enter(now uint32, tag uint64) uint32 {
-	if s.free == 0 && s.n > samplePages {
+	if s.free == 0 && s.n > s.most {
 		s.forget(now)
 	}
 	slot := s.free
@@ -172,20 +174,22 @@ func (s *sample) enter(now uint32, tag uint64) uint32 {
 	*s.pages.At(slot) = sampled{tag: tag}
 	at := s.home(tag)
 	for *s.slots.At(at) != 0 {
-		at = (at + 1) % sampleSlots
+		at = (at + 1) % s.nSlots()
 	}
 	*s.slots.At(at) = slot
 	return slot
 }
 
-func (s *sample) home(tag uint64) uint32 { return uint32(tag>>32) % sampleSlots }
+func (s *sample) home(tag uint64) uint32 { return uint32(tag>>32) % s.nSlots() }
+
+func (s *sample) nSlots() uint32 { return slotsPer * s.most }
 
 // find is the slot of a tag, 0 if it is not known.
 func (s *sample) find(tag uint64) uint32 {
 	if tag == 0 {
 		return 0
 	}
-	for at := s.home(tag); ; at = (at + 1) % sampleSlots {
+	for at := s.home(tag); ; at = (at + 1) % s.nSlots() {
 		if slot := *s.slots.At(at); slot == 0 || s.pages.At(slot).tag == tag {
 			return slot
 		}
@@ -197,15 +201,15 @@ func (s *sample) find(tag uint64) uint32 {
 func (s *sample) remove(tag uint64) {
 	at := s.home(tag)
 	for s.pages.At(*s.slots.At(at)).tag != tag {
-		at = (at + 1) % sampleSlots
+		at = (at + 1) % s.nSlots()
 	}
 	for next := at; ; {
-		next = (next + 1) % sampleSlots
+		next = (next + 1) % s.nSlots()
 		slot := *s.slots.At(next)
 		if slot == 0 {
 			break
 		}
-		if (next-s.home(s.pages.At(slot).tag))%sampleSlots >= (next-at)%sampleSlots {
+		if (next-s.home(s.pages.At(slot).tag))%s.nSlots() >= (next-at)%s.nSlots() {
 			*s.slots.At(at) = slot
 			at = next
 		}
@@ -221,7 +225,7 @@ func (s *sample) forget(now uint32) {
 		by[ageBin(now-s.pages.At(i).used)]++
 	}
 	cut := ageBins - 1
-	for n := by[cut]; cut > 0 && n < samplePages/forgetShare; n += by[cut] {
+	for n := by[cut]; cut > 0 && n < int(s.most)/forgetShare; n += by[cut] {
 		cut--
 	}
 	for i := uint32(1); i < s.n; i++ {

@@ -3,6 +3,7 @@ package evict
 import (
 	"math/rand/v2"
 	"testing"
+	"unsafe"
 )
 
 // check compares the sample's table and the shadows' counts with those made anew.
@@ -99,7 +100,7 @@ func TestSampleKeepsItsBooks(t *testing.T) {
 		case 10000, 20000, 29999:
 			v.sample.check(t)
 		case 15000:
-			v.Resize(Host, 3*shadowPages*unitBytes, 3*shadowPages)
+			v.Resize(Host, 3*samplePages/shadowShare*unitBytes, 3*samplePages/shadowShare)
 			v.sample.check(t)
 		case 25000:
 			v.Resize(Host, 500*unitBytes, 500)
@@ -108,5 +109,21 @@ func TestSampleKeepsItsBooks(t *testing.T) {
 	}
 	if v.sample.n <= samplePages {
 		t.Errorf("%d pages in the sample: nothing was ever forgotten", v.sample.n)
+	}
+}
+
+// A policy with little memory for its sample keeps within it.
+func TestSampleWithinItsMemory(t *testing.T) {
+	for _, bytes := range []uint64{0, VBRLeastSampleBytes, 1 << 20, VBRSampleBytes, 1 << 40} {
+		v := NewVBR(1<<12, 1)
+		v.WatchWithin(bytes)
+		for i := range 3 << 15 {
+			v.Pass(float64(i)/ticksPerSecond, []Attrs{{KeyTag: uint64(i + 1), Bytes: 4096}})
+		}
+		v.sample.check(t)
+		most := min(max(bytes, VBRLeastSampleBytes), VBRSampleBytes)
+		if got := v.sample.footprint() - uint64(unsafe.Sizeof(sample{})); got > most+sampledBytes || got < most/3 {
+			t.Errorf("%d bytes are watched within %d", got, most)
+		}
 	}
 }

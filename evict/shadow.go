@@ -73,10 +73,10 @@ const (
 	shadowVictims = 16      // drawn for a victim of a shadow
 )
 
-func newShadows(seed uint64) shadows {
+func newShadows(seed uint64, sampled int) shadows {
 	h := shadows{rng: splitmix(seed), run: make([]uint32, 0, longestRun)}
 	for m := range h.caches {
-		h.caches[m].leaves = offheap.New[uint32](samplePages)
+		h.caches[m].leaves = offheap.New[uint32](sampled)
 	}
 	return h
 }

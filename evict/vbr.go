@@ -21,8 +21,8 @@ import (
 //	                                                └──> shadows: one cache for each mode ──> the mode
 //	Victims, Worth <── score of a record in that mode
 //
-// Memory: 56 bytes a page, 4 bytes for each tier and page that may go from it, 128 bytes of ghosts a page up to
-// 256 MiB, and up to 8 MiB of sample.
+// Memory: 56 bytes a page, 4 bytes for each tier and page that may go from it, 128 to 256 bytes of ghosts a page up to
+// 256 MiB, and up to 8 MiB of sample, or what WatchWithin says.
 type VBR struct {
 	pages   *offheap.Array[vbrPage]
 	leaves  [vbrTiers]leaves
@@ -76,12 +76,34 @@ func NewVBR(maxRefs int, seed uint64) *VBR {
 	if maxRefs <= 0 || maxRefs > MaxRefs {
 		maxRefs = MaxRefs
 	}
-	v := &VBR{pages: offheap.New[vbrPage](maxRefs), ghosts: newGhosts(maxRefs), sample: newSample(seed), seed: seed}
+	v := &VBR{pages: offheap.New[vbrPage](maxRefs), ghosts: newGhosts(maxRefs), sample: newSample(seed, samplePages), seed: seed}
 	for t := range v.leaves {
 		v.leaves[t].maxRefs = maxRefs
 	}
 	return v
 }
+
+// WatchWithin bounds the memory of the sample, from which reuse and mode are learned: the less there is, the coarser. It is
+// for an empty policy. Below VBRLeastSampleBytes it takes those.
+func (v *VBR) WatchWithin(bytes uint64) {
+	n := leastSample
+	for n < samplePages && 2*uint64(n)*sampledBytes <= bytes { // a power of two
+		n *= 2
+	}
+	v.sample = newSample(v.seed, n)
+}
+
+// Bounds of the memory of a VBR, in bytes.
+const (
+	VBRPageBytes        = uint64(unsafe.Sizeof(vbrPage{})) + 4*uint64(vbrTiers)     // of each page that is there
+	VBRGhostsPageBytes  = 2 * ghostsPer * uint64(unsafe.Sizeof(ghost{}))            // of the ghosts of each, after a doubling
+	VBRLeastGhostsBytes = firstBuckets * ghostWays * uint64(unsafe.Sizeof(ghost{})) // of those of few
+	VBRMostGhostsBytes  = maxGhosts * uint64(unsafe.Sizeof(ghost{}))                // of those of many
+	VBRLeastSampleBytes = leastSample * sampledBytes
+	VBRSampleBytes      = samplePages * sampledBytes
+
+	sampledBytes = uint64(unsafe.Sizeof(sampled{})) + 4*uint64(modes) + 4*slotsPer
+)
 
 // SetLoading says what bringing a page back from a tier costs. Pages that cost more to load than to recompute are worth
 // nothing there.

@@ -83,6 +83,8 @@ type Status struct {
 	Totals   core.Totals // summed over shards
 	Sessions int
 	Limits   core.Limits
+	// MetadataCapacity bounds Totals.MetadataBytes; 0: it is not bounded.
+	MetadataCapacity uint64
 
 	ReadBytes, WrittenBytes uint64
 	PromotedBytes           uint64 // copied from disk into memory
@@ -100,7 +102,7 @@ type Status struct {
 // Status counts now.
 func (s *Store) Status() Status {
 	st := Status{
-		Boot: s.o.Boot, Uptime: s.uptime(), Sessions: s.names.sessionCount(), Limits: s.o.Limits,
+		Boot: s.o.Boot, Uptime: s.uptime(), Sessions: s.names.sessionCount(), Limits: s.o.Limits, MetadataCapacity: s.o.MetadataBytes,
 		ReadBytes: s.counts.read.Load(), WrittenBytes: s.counts.written.Load(), CorruptFound: s.counts.corrupt.Load(),
 		ReportsConfirmed: s.counts.confirmed.Load(), Divergent: s.counts.divergent.Load(),
 		ReportsUnconfirmed: map[string]uint64{},

@@ -32,11 +32,13 @@ var ErrClosed = errors.New("store: closed")
 type Options struct {
 	Clock     clock.Clock                  // default clock.System
 	Tiers     [evict.NumTiers]tier.Driver  // nil: absent; Host is required; Close closes them
-	NewPolicy func(shard int) evict.Policy // default LRU over leaves
+	NewPolicy func(shard int) evict.Policy // default VBR, seeded at random
 	Shards    int                          // default 4
 	Boot      [16]byte                     // default random
 	Limits    core.Limits                  // Capacity is filled from the tiers
 	Core      core.Options                 // bounds of each shard; Boot, Ledger, Policy and key are filled in
+	// MetadataBytes is what records and policies may take, as Limits and NewPolicy have it: for Status alone. 0: not bounded.
+	MetadataBytes uint64
 	// NoWriteBehind keeps pages that were not published durably off the disk tier.
 	NoWriteBehind bool
 }
@@ -130,7 +132,15 @@ func fill(o *Options) error {
 		o.Shards = 4
 	}
 	if o.NewPolicy == nil {
-		o.NewPolicy = func(int) evict.Policy { return evict.NewLRU(0) }
+		seed, err := randomUint64()
+		if err != nil {
+			return fmt.Errorf("store: seed of eviction: %w", err)
+		}
+		refs := int(min(o.Limits.Pages, evict.MaxRefs-1)) + 1
+		if o.Limits.Pages == 0 {
+			refs = evict.MaxRefs
+		}
+		o.NewPolicy = func(shard int) evict.Policy { return evict.NewVBR(refs, seed+uint64(shard)) }
 	}
 	if o.Boot == ([16]byte{}) {
 		if _, err := rand.Read(o.Boot[:]); err != nil {
@@ -138,11 +148,11 @@ func fill(o *Options) error {
 		}
 	}
 	if o.Core.FingerprintKey == 0 {
-		var k [8]byte
-		if _, err := rand.Read(k[:]); err != nil {
+		k, err := randomUint64()
+		if err != nil {
 			return fmt.Errorf("store: fingerprint key: %w", err)
 		}
-		o.Core.FingerprintKey = binary.LittleEndian.Uint64(k[:]) | 1
+		o.Core.FingerprintKey = k | 1
 	}
 	o.Core.Tier = evict.Host
 	o.Core.WriteBehind = o.Tiers[evict.Disk] != nil && !o.NoWriteBehind
@@ -152,6 +162,12 @@ func fill(o *Options) error {
 		}
 	}
 	return nil
+}
+
+func randomUint64() (uint64, error) {
+	var b [8]byte
+	_, err := rand.Read(b[:])
+	return binary.LittleEndian.Uint64(b[:]), err
 }
 
 // Boot is the boot id.

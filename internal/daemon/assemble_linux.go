@@ -133,11 +133,14 @@ func (d *Daemon) openStore(ctx context.Context, deps Deps) (err error) {
 		}
 		tiers[evict.Disk] = d.disk
 	}
-	pages := c.MetadataBytes / metadataPerPageBytes
+	newPolicy, err := c.newPolicy()
+	if err != nil {
+		return err
+	}
 	d.store, err = store.New(store.Options{
-		Clock: deps.Clock, Shards: c.Shards, Tiers: tiers, NoWriteBehind: c.NoWriteBehind,
-		Limits: core.Limits{Pages: pages, Extents: pages * extentsPerPage},
-		Core:   core.Options{MaxLeaseTTL: c.MaxLease},
+		Clock: deps.Clock, Shards: c.Shards, Tiers: tiers, NoWriteBehind: c.NoWriteBehind, NewPolicy: newPolicy,
+		Limits: c.limits(), MetadataBytes: c.MetadataBytes,
+		Core: core.Options{MaxLeaseTTL: c.MaxLease},
 	})
 	if err != nil {
 		return fmt.Errorf("set up store: %w", err)

@@ -39,6 +39,7 @@ type Config struct {
 	MetadataBytes uint64 // of the index of what is held, hard bound
 	DiskBytes     uint64 // of the disk tier, its own index included: hard bound; 0: there is none
 	NoWriteBehind bool   // only what is published durably goes to the disk tier
+	Eviction      string // policy: vbr, lru
 	Shards        int    // independent parts of the store, each with a lock of its own
 
 	Auth        AuthMode
@@ -92,14 +93,6 @@ const (
 	memoryShare = 0.6
 	// minMemoryBytes holds one slab of the smallest kind and room to turn it over.
 	minMemoryBytes = 16 << 20
-	// Index bytes at their documented bounds: 100 of a page and 32 of each extent; pages have two extents on average
-	// at most, copies on disk included (a TP8 writer's have eight, but then they are large). The default is enough for
-	// memory full of 4 KiB slots with a page each, the worst case, and beside it a disk full of pages of 64 KiB.
-	extentsPerPage       = 2
-	metadataPerPageBytes = 100 + 32*extentsPerPage
-	slotBytes            = 4096
-	diskPageBytes        = 64 << 10
-	minMetadataBytes     = mib
 	// minDiskBytes holds the tier's own index and enough segments to clean one while others are written.
 	minDiskBytes = 64 << 20
 
@@ -114,8 +107,9 @@ func (c Config) Resolve(availableBytes uint64) Config {
 	c.DataListen = cmp.Or(c.DataListen, dataListen(c.GRPCListen))
 	c.AdminListen = cmp.Or(c.AdminListen, defaultAdminListen)
 	c.MemoryBytes = cmp.Or(c.MemoryBytes, max(minMemoryBytes, uint64(memoryShare*float64(availableBytes))&^(mib-1)))
-	c.MetadataBytes = cmp.Or(c.MetadataBytes, c.defaultMetadata())
 	c.Shards = cmp.Or(c.Shards, defaultShards)
+	c.Eviction = cmp.Or(c.Eviction, evictVBR)
+	c.MetadataBytes = cmp.Or(c.MetadataBytes, c.defaultMetadata())
 	c.Auth = cmp.Or(c.Auth, AuthNone)
 	c.ShmSocket = cmp.Or(c.ShmSocket, c.defaultShmSocket())
 	c.LogLevel = cmp.Or(c.LogLevel, "info")
@@ -159,13 +153,6 @@ func (c *Config) defaultShmSocket() string {
 	return filepath.Join(c.DataDir, "quire.sock")
 }
 
-// defaultMetadata is what the pages need that fit memory and disk, in whole MiB, and at most the half of memory.
-func (c *Config) defaultMetadata() uint64 {
-	pages := c.MemoryBytes/slotBytes + c.DiskBytes/diskPageBytes
-	wanted := (pages*metadataPerPageBytes + mib - 1) &^ (mib - 1)
-	return max(minMetadataBytes, min(wanted, c.MemoryBytes/2&^(mib-1)))
-}
-
 // Validate says everything that is wrong with a resolved config, each line with its key and what to write instead.
 func (c *Config) Validate() error {
 	var all []error
@@ -176,6 +163,9 @@ func (c *Config) Validate() error {
 	c.validateAuth(bad)
 	c.validateSizes(bad)
 	c.validateDisk(bad)
+	if !slices.Contains(evictions, c.Eviction) {
+		bad("eviction", "%q is no policy; write one of %v", c.Eviction, evictions)
+	}
 	if !slices.Contains(logLevels, c.LogLevel) {
 		bad("log_level", "%q is no level; write one of %v", c.LogLevel, logLevels)
 	}
@@ -317,7 +307,7 @@ func (c *Config) validateSizes(bad badFunc) {
 		}
 	}
 	size("memory", c.MemoryBytes, minMemoryBytes, anyBytes)
-	size("metadata", c.MetadataBytes, minMetadataBytes, max(minMetadataBytes, c.MemoryBytes/2))
+	size("metadata", c.MetadataBytes, c.minMetadata(), max(c.minMetadata(), c.MemoryBytes/2))
 	size("max_chunk", c.MaxChunkBytes, minChunkBytes, maxMaxChunkBytes)
 	size("max_batch", c.MaxBatchBytes, minChunkBytes, anyBytes)
 	size("record_limit", c.RecordLimitBytes, mib, anyBytes)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/quire-kv/quire/evict"
 )
 
 const gib = 1 << 30
@@ -170,6 +172,9 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 		{"small disk", func(c *Config) { c.DataDir, c.DiskBytes = "d", 1<<20 }, "disk: 1MiB is outside 64MiB to 1PiB"},
 		{"small", func(c *Config) { c.MemoryBytes = 1 << 20 }, "memory: "},
 		{"shards", func(c *Config) { c.Shards = 1000 }, "shards: 1000 is outside 1 to 256"},
+		{"eviction", func(c *Config) { c.Eviction = "fifo" }, `eviction: "fifo" is no policy; write one of [vbr lru]`},
+		{"metadata of many shards", func(c *Config) { c.Shards, c.MetadataBytes = 256, 64*mib }, "metadata: 64MiB is outside 128MiB to"},
+		{"metadata of many shards, lru", func(c *Config) { c.Shards, c.MetadataBytes, c.Eviction = 256, 64*mib, evictLRU }, ""},
 		{"lease", func(c *Config) { c.DefaultLease = time.Hour }, "default_lease: 1h0m0s is outside 1ms to 1m0s"},
 		{"level", func(c *Config) { c.LogLevel = "loud" }, "log_level"},
 		{"collector", func(c *Config) { c.OTLPEndpoint = "collector:4317" }, "http://127.0.0.1:4317"},
@@ -231,14 +236,44 @@ func TestDefaultsFollowEachOther(t *testing.T) {
 			t.Errorf("%+v: data_listen %s, shm_socket %s", c, got.DataListen, got.ShmSocket)
 		}
 	}
-	for _, c := range []struct{ memory, disk, want uint64 }{
-		{gib, 0, 41 << 20},         // 262,144 pages of 4 KiB
-		{gib, 64 * gib, 205 << 20}, // and 1,048,576 of 64 KiB
-		{gib, 1024 * gib, gib / 2}, // more than memory can hold: its half
-		{16 << 20, 1 << 40, 8 << 20},
+	for _, c := range []struct {
+		memory, disk uint64
+		eviction     string
+		want         uint64
+	}{
+		{gib, 0, "", 34 << 20},         // 65,536 pages of 16 KiB
+		{gib, 64 * gib, "", 283 << 20}, // and 524,288 of 128 KiB
+		{gib, 1024 * gib, "", gib / 2}, // more than memory can hold: its half
+		{16 << 20, 1 << 40, "", 8 << 20},
+		{gib, 64 * gib, evictLRU, 92 << 20},
 	} {
-		if got := (Config{MemoryBytes: c.memory, DiskBytes: c.disk}).Resolve(0).MetadataBytes; got != c.want {
-			t.Errorf("memory %d, disk %d: metadata %d, want %d", c.memory, c.disk, got, c.want)
+		got := Config{MemoryBytes: c.memory, DiskBytes: c.disk, Eviction: c.eviction}.Resolve(0)
+		if got.MetadataBytes != c.want {
+			t.Errorf("memory %d, disk %d, %q: metadata %d, want %d", c.memory, c.disk, c.eviction, got.MetadataBytes>>20, c.want>>20)
+		}
+	}
+}
+
+// TestMetadataHoldsWhatItIsFor: records and policies of as many pages as the limits allow keep within metadata, and take
+// most of it.
+func TestMetadataHoldsWhatItIsFor(t *testing.T) {
+	for _, eviction := range evictions {
+		for _, shards := range []int{1, 4, 256} {
+			for _, metadata := range []uint64{0, mib, 64 * mib, gib, 64 * gib} {
+				c := Config{Eviction: eviction, Shards: shards, MetadataBytes: metadata}
+				c.MetadataBytes = max(c.MetadataBytes, c.minMetadata())
+				l := c.limits()
+				taken := l.Pages*(64+10) + l.Extents*32
+				if eviction == evictLRU {
+					taken += l.Pages * lruPageBytes
+				} else {
+					taken += l.Pages*evict.VBRPageBytes + uint64(shards)*c.sampleBytes()
+					taken += min(l.Pages*evict.VBRGhostsPageBytes+uint64(shards)*evict.VBRLeastGhostsBytes, uint64(shards)*evict.VBRMostGhostsBytes)
+				}
+				if taken > c.MetadataBytes || taken < c.MetadataBytes*9/10 {
+					t.Errorf("%+v: %+v take %d", c, l, taken)
+				}
+			}
 		}
 	}
 }

@@ -100,7 +100,7 @@ type (
 		Pages []uint32
 	}
 	// Lookup takes a read lease on the longest prefix of each run that is present, fits the budgets, and is
-	// complete for View (zero: the whole page). A bare exists is Shard.Exists and no event.
+	// complete for View (zero: the whole page): a use of these pages. A bare exists is Shard.Exists and no event.
 	Lookup struct {
 		Ticket    Ticket
 		Principal Principal
@@ -125,7 +125,8 @@ type (
 		Lease     LeaseID
 		Runs      []Run
 	}
-	// Read pins the places of what it serves until ReadDone. Touches recency.
+	// Read pins the places of what it serves until ReadDone. A use of the pages, unless it is under a lease: the Lookup that
+	// took that was the use, and one request is one, whether it reads in one piece or each of its ranks does.
 	Read struct {
 		Ticket    Ticket
 		Principal Principal

@@ -61,7 +61,7 @@ func (s *Shard) readRun(ev *Read) ([]Result, reason.Reason) {
 			slots[j] = 0
 		}
 	}
-	if !ev.NoTouch {
+	if !ev.NoTouch && l == nil { // what is read under a lease was used when the lease was taken
 		s.touchRun(slots)
 	}
 	return results, reason.None

@@ -50,7 +50,11 @@ const (
 func newDriver(t *rapid.T) *driver {
 	limits := Limits{Capacity: [evict.NumTiers]uint64{evict.Host: modelTier, evict.Disk: modelDisk}, Pages: 14, Extents: 30}
 	d := &driver{t: t, ended: map[Place]bool{}}
-	d.w = newWorld(t, modelTier, Options{Ledger: NewLedger(limits), SweepRecords: 8, Policy: evict.NewLRU(256), WriteBehind: true, MaxBehind: 5})
+	policy := evict.Policy(evict.NewLRU(256))
+	if rapid.Bool().Draw(t, "vbr") {
+		policy = evict.NewVBR(256, 1)
+	}
+	d.w = newWorld(t, modelTier, Options{Ledger: NewLedger(limits), SweepRecords: 8, Policy: policy, WriteBehind: true, MaxBehind: 5})
 	d.w.disk.capacity = modelDisk
 	d.m = newModel(testNamespace(1, 1), limits)
 	d.w.onEffect = d.observe

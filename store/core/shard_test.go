@@ -382,3 +382,43 @@ func TestLineageTableIsBoundedAndShared(t *testing.T) {
 		t.Error("a free handle was not used again")
 	}
 }
+
+// One request is one use of a page, however it comes by it.
+func TestOneRequestIsOneUse(t *testing.T) {
+	for name, c := range map[string]struct {
+		request func(w *world, f page.Family)
+		uses    int
+	}{
+		"fetch":                     {func(w *world, f page.Family) { w.read(f, 1, LeaseID{}, page.View{}, 0, 0, 3) }, 1},
+		"lookup with lease":         {func(w *world, f page.Family) { w.lookup(f, 1, 0, 0, 0, 3) }, 1},
+		"lookup with lease & fetch": {func(w *world, f page.Family) { w.read(f, 1, w.lookup(f, 1, 0, 0, 0, 3).Lease, page.View{}, 0, 0, 3) }, 1},
+		"two fetches without lease": {func(w *world, f page.Family) {
+			w.read(f, 1, LeaseID{}, page.View{}, 0, 0, 3)
+			w.read(f, 2, LeaseID{}, page.View{}, 0, 0, 3)
+		}, 2},
+		"touch":         {func(w *world, f page.Family) { w.do(Touch{Ticket: w.ticket(), Runs: []Run{chain(f, 0, 0, 3)}}) }, 1},
+		"publish again": {func(w *world, f page.Family) { w.begin(w.beginEvent(chain(f, 0, 0, 3), page.View{})) }, 0},
+		"stat": {func(w *world, f page.Family) {
+			w.do(Read{Ticket: w.ticket(), Run: chain(f, 0, 0, 3), NoTouch: true, AnyView: true})
+		}, 0},
+		"ranks that read under one lease": {func(w *world, f page.Family) {
+			l := w.lookup(f, 1, 0, 0, 0, 3).Lease
+			for rank := range uint16(2) {
+				w.read(f, 1, l, page.View{H0: rank, H1: rank + 1, L1: testGeometry().Layers}, 0, 0, 3)
+			}
+		}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, f := newTestWorld(t, 1<<30)
+			w.publish(f, 0, 0, 3)
+			c.request(w, f)
+			p := w.s.o.Policy.(*witness)
+			for ref := evict.Ref(1); ref <= 3; ref++ {
+				if n := p.touches[ref]; n != c.uses {
+					t.Errorf("page %d: %d uses, want %d", ref, n, c.uses)
+				}
+			}
+			w.check()
+		})
+	}
+}

@@ -60,7 +60,11 @@ func newSimulation(t *testing.T, seed uint64, trace io.Writer) *simulation {
 		leases: make([][]leaseOf, simShards), pubs: make([][]pubOf, simShards), reads: make([][]Ticket, simShards), waits: make([][]Ticket, simShards),
 	}
 	for i := range simShards {
-		w := newWorld(t, 0, Options{Ledger: m.ledger, Policy: evict.NewLRU(1024), SweepRecords: 16, FingerprintKey: seed, WriteBehind: true, MaxBehind: 10})
+		policy := evict.Policy(evict.NewLRU(1024))
+		if seed%2 == 0 {
+			policy = evict.NewVBR(1024, seed+uint64(i))
+		}
+		w := newWorld(t, 0, Options{Ledger: m.ledger, Policy: policy, SweepRecords: 16, FingerprintKey: seed, WriteBehind: true, MaxBehind: 10})
 		w.tier, w.disk = m.tier, m.disk
 		w.makeRoom = m.reclaim
 		w.onEffect = func(e Effect) { m.observe(i, e) }

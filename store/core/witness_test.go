@@ -17,6 +17,7 @@ type witness struct {
 	resized [evict.NumTiers]holding
 	resizes int
 	hints   map[evict.Ref]evict.Hint
+	touches map[evict.Ref]int // since it came
 }
 
 type witnessed struct {
@@ -26,7 +27,7 @@ type witnessed struct {
 }
 
 func newWitness(p evict.Policy) *witness {
-	return &witness{Policy: p, pages: map[evict.Ref]*witnessed{}, hints: map[evict.Ref]evict.Hint{}}
+	return &witness{Policy: p, pages: map[evict.Ref]*witnessed{}, hints: map[evict.Ref]evict.Hint{}, touches: map[evict.Ref]int{}}
 }
 
 // witnessOf wraps a policy, but for benchmarks.
@@ -41,6 +42,7 @@ func (w *witness) Insert(now float64, ref evict.Ref, a evict.Attrs) {
 	if p := w.pages[ref]; p == nil || p.gone {
 		w.pages[ref] = &witnessed{}
 		delete(w.hints, ref)
+		delete(w.touches, ref)
 	}
 	w.pages[ref].attrs = a
 	if a.Hint != (evict.Hint{}) {
@@ -52,6 +54,11 @@ func (w *witness) Insert(now float64, ref evict.Ref, a evict.Attrs) {
 func (w *witness) Remove(now float64, ref evict.Ref, evicted bool) {
 	*w.pages[ref] = witnessed{gone: true, attrs: w.pages[ref].attrs}
 	w.Policy.Remove(now, ref, evicted)
+}
+
+func (w *witness) Touch(now float64, ref evict.Ref) {
+	w.touches[ref]++
+	w.Policy.Touch(now, ref)
 }
 
 func (w *witness) SetEvictable(ref evict.Ref, t evict.Tier, ok bool) {

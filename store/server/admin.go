@@ -32,7 +32,7 @@ func (s adminService) Status(ctx context.Context, _ *quirev1.StatusRequest) (*qu
 	st := n.store.Status()
 	out := &quirev1.StatusResponse{
 		Version: n.version, BootId: st.Boot[:], Uptime: durationpb.New(st.Uptime),
-		MetadataBytes: st.Totals.MetadataBytes, MetadataCapacityBytes: metadataCapacity(&st), Pages: st.Totals.Pages, Extents: st.Totals.Extents,
+		MetadataBytes: st.Totals.MetadataBytes, MetadataCapacityBytes: st.MetadataCapacity, Pages: st.Totals.Pages, Extents: st.Totals.Extents,
 		ReadLeases: st.Totals.ReadLeases, Publications: st.Totals.Publications, Sessions: uint64(st.Sessions),
 		PinnedBytes: st.Totals.PinnedBytes, Counters: n.counters(&st),
 	}
@@ -66,17 +66,6 @@ func reasonCounts(byReason []uint64) (out []*quirev1.ReasonCount) {
 		}
 	}
 	return out
-}
-
-// What a record of the index costs, by design.
-const (
-	bytesPerPage   = 100
-	bytesPerExtent = 32
-)
-
-// metadataCapacity is what the records of the node may take at most; 0 where their number is not bounded.
-func metadataCapacity(st *store.Status) uint64 {
-	return st.Limits.Pages*bytesPerPage + st.Limits.Extents*bytesPerExtent
 }
 
 func tierToProto(t *store.TierStatus, totals *core.TierTotals) *quirev1.TierStatus {

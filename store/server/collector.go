@@ -82,7 +82,7 @@ var nodeMetrics = []nodeMetric{
 	{"quire_pages", "Pages with a committed extent.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.Pages) })},
 	{"quire_extents", "Committed extents, each copy counted.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.Extents) })},
 	{"quire_metadata_bytes", "Bytes of index, records, leases and policy.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.MetadataBytes) })},
-	{"quire_metadata_capacity_bytes", "Bound of the records of pages and extents among them.", gauge, "", one(func(r *reading) float64 { return float64(metadataCapacity(&r.Status)) })},
+	{"quire_metadata_capacity_bytes", "Bound of these bytes.", gauge, "", one(func(r *reading) float64 { return float64(r.MetadataCapacity) })},
 	{"quire_pinned_bytes", "Bytes that leases and pins keep from eviction.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.PinnedBytes) })},
 	{"quire_read_leases", "Live read leases.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.ReadLeases) })},
 	{"quire_publications", "Live publication leases.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.Publications) })},
