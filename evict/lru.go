@@ -236,6 +236,9 @@ func (l *LRU) Pass(float64, []Attrs) {}
 // Resize has nothing to do: LRU simulates nothing.
 func (l *LRU) Resize(Tier, uint64, uint64) {}
 
+// SetLoading has nothing to do: LRU weighs no cost.
+func (l *LRU) SetLoading(Tier, Loading) {}
+
 // FootprintBytes is the memory touched.
 func (l *LRU) FootprintBytes() uint64 {
 	return (uint64(l.top) + 1) * uint64(unsafe.Sizeof(lruPage{}))

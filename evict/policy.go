@@ -91,6 +91,8 @@ type Policy interface {
 	Pass(now float64, run []Attrs)
 	// Resize tells what t holds of this policy's pages: the capacity that simulations of other choices have.
 	Resize(t Tier, bytes, pages uint64)
+	// SetLoading says what bringing a page back from t costs, as measured of late.
+	SetLoading(t Tier, l Loading)
 	// FootprintBytes is all memory held, ghosts and shadows included.
 	FootprintBytes() uint64
 }

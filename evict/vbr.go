@@ -69,6 +69,8 @@ const (
 	drawn      = 64 // pages, to find one victim
 	drawnMore  = 16 // in the place of others, for each further one
 	maxVictims = 256
+
+	leastOfValue = 1 << 10 // remains where loading costs more than recomputing: enough to rank such pages among themselves
 )
 
 // NewVBR returns an empty policy for refs below maxRefs (0: MaxRefs). Equal seeds and calls give equal victims.
@@ -105,8 +107,7 @@ const (
 	sampledBytes = uint64(unsafe.Sizeof(sampled{})) + 4*uint64(modes) + 4*slotsPer
 )
 
-// SetLoading says what bringing a page back from a tier costs. Pages that cost more to load than to recompute are worth
-// nothing there.
+// SetLoading says what bringing a page back from a tier costs, which is taken off what its pages save there.
 func (v *VBR) SetLoading(t Tier, l Loading) {
 	if t >= vbrFirst && t < NumTiers {
 		v.loading[t-vbrFirst] = float32(l.FLOPs(unitBytes))
@@ -397,7 +398,7 @@ func has(vs []Victim, r Ref) bool {
 }
 
 func (v *VBR) score(tick uint32, t int, p *vbrPage) Score {
-	value := max(p.value-v.loading[t], 0)
+	value := max(p.value-v.loading[t], p.value/leastOfValue)
 	if p.value == 0 {
 		value = v.sample.typical()
 	}

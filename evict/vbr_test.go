@@ -106,13 +106,14 @@ func TestVBRDrawsTheLeast(t *testing.T) {
 	}
 }
 
-// TestLoadingIsTakenOff: a page that costs more to load than to recompute is worth nothing in that tier.
+// TestLoadingIsTakenOff: a page that costs more to load than to recompute is worth next to nothing in that tier, and still
+// more than one that is used less.
 func TestLoadingIsTakenOff(t *testing.T) {
 	v := NewVBR(3, 1)
 	v.SetLoading(Disk, Loading{BytesPerSecond: 1 << 20, FLOPSPerSecond: 1e9})
 	v.Insert(0, 1, Attrs{Bytes: 1 << 20, FLOPs: 5e8})
 	v.Insert(0, 2, Attrs{Bytes: 1 << 20, FLOPs: 5e9})
-	if host, disk := v.Worth(1, 1, Host, Attrs{}), v.Worth(1, 1, Disk, Attrs{}); host <= 0 || disk != 0 {
+	if host, disk := v.Worth(1, 1, Host, Attrs{}), v.Worth(1, 1, Disk, Attrs{}); host <= 0 || disk*leastOfValue != host {
 		t.Errorf("cheap page: %v in memory, %v on disk", host, disk)
 	}
 	host, disk := v.Worth(1, 2, Host, Attrs{}), v.Worth(1, 2, Disk, Attrs{})

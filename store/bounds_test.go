@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/core"
 	"github.com/quire-kv/quire/store/page"
@@ -54,8 +55,15 @@ func TestCase_C25_TenTimesTheCapacity(t *testing.T) {
 	}
 }
 
+// Nothing is refused: what is written once is worth no less than what was, under either policy.
 func TestCase_C59_ThreeTimesTheCapacityFlatOut(t *testing.T) {
-	f := storetest.New(t, storetest.Options{CapacityBytes: 32 << 20})
+	for name, policy := range map[string]func(int) evict.Policy{"default": nil, "lru": newLRU} {
+		t.Run(name, func(t *testing.T) { flatOut(t, policy) })
+	}
+}
+
+func flatOut(t *testing.T, policy func(int) evict.Policy) {
+	f := storetest.New(t, storetest.Options{CapacityBytes: 32 << 20, NewPolicy: policy})
 	var wg sync.WaitGroup
 	for w := range 4 {
 		wg.Go(func() {

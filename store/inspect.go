@@ -73,6 +73,7 @@ type TierStatus struct {
 	tier.Usage
 	WaterLevel evict.Score // of the next victim
 	Evictable  bool        // there is one
+	LoadRate   float64     // bytes per second at which pages are read from it to be served, while any are; 0: not measured
 }
 
 // Status is the node at a glance. Counters are since start.
@@ -133,7 +134,7 @@ func (s *Store) Status() Status {
 }
 
 func (s *Store) tierStatus(t evict.Tier, d tier.Driver) TierStatus {
-	ts := TierStatus{Tier: t, Usage: d.Usage()}
+	ts := TierStatus{Tier: t, Usage: d.Usage(), LoadRate: s.loads[t].now()}
 	now := s.clock.Now()
 	for _, sh := range s.shards {
 		sh.mu.RLock()

@@ -81,6 +81,7 @@ func (s *Store) promote(sh *shard, transfers []core.Transfer) {
 		}
 		total -= uint64(tier.RoundUp(from.Bytes))
 		s.calls.Add(1) // within a call: it cannot be the first of a closed store
+		s.loads[t.From.Tier].begin(s.clock.Now())
 		ops[t.From.Tier] = append(ops[t.From.Tier], tier.Op{Region: from, Memory: to.Memory, Done: func(err error) {
 			defer s.leave()
 			s.promoted(sh, t, to, err)
@@ -96,6 +97,11 @@ func (s *Store) promote(sh *shard, transfers []core.Transfer) {
 // promoted verifies what came and files it, or gives its place back.
 func (s *Store) promoted(sh *shard, t core.Transfer, to tier.Region, err error) {
 	why := reason.None
+	came := uint64(to.Bytes)
+	if err != nil {
+		came = 0
+	}
+	s.loaded(t.From.Tier, came)
 	if err != nil {
 		why = reason.Busy
 		s.counts.readErrors.Add(1)

@@ -39,6 +39,9 @@ type Options struct {
 	Core      core.Options                 // bounds of each shard; Boot, Ledger, Policy and key are filled in
 	// MetadataBytes is what records and policies may take, as Limits and NewPolicy have it: for Status alone. 0: not bounded.
 	MetadataBytes uint64
+	// PrefillFLOPS is what the engines that read from here do in a second: what they could have recomputed while pages are
+	// loaded from a lower tier is taken off what those are worth. 0: nothing is.
+	PrefillFLOPS float64
 	// NoWriteBehind keeps pages that were not published durably off the disk tier.
 	NoWriteBehind bool
 }
@@ -64,6 +67,7 @@ type Store struct {
 	spaces  spaceTable
 	watch   watchTable
 	counts  counters
+	loads   [evict.NumTiers]loadMeter
 
 	compacting sync.Mutex  // one slab is emptied at a time
 	disk       *diskWriter // nil: no disk tier

@@ -100,12 +100,18 @@ func TestTenantFloodOfAStore(t *testing.T) {
 // What others do never takes a tenant below what it is guaranteed, quotas refuse and evict nothing for what they refuse,
 // and usage never passes the tier: random operations of four tenants, whose quotas change, around the water level.
 func TestCase_C29_TenantsAroundTheWaterLevelOfAStore(t *testing.T) {
+	for name, policy := range map[string]func(int) evict.Policy{"default": nil, "lru": newLRU} {
+		t.Run(name, func(t *testing.T) { aroundTheWaterLevel(t, policy) })
+	}
+}
+
+func aroundTheWaterLevel(t *testing.T, policy func(int) evict.Policy) {
 	steps := 100_000
 	if testing.Short() {
 		steps = 5000
 	}
 	const pageBytes, depth = 8 << 10, 10
-	f := storetest.New(t, storetest.Options{CapacityBytes: 8 << 20, Geometry: smallPages, Shards: 2})
+	f := storetest.New(t, storetest.Options{CapacityBytes: 8 << 20, Geometry: smallPages, Shards: 2, NewPolicy: policy})
 	names := []string{"a", "b", "c", "d"}
 	var of []*storetest.Fixture
 	for _, n := range names {
@@ -201,7 +207,7 @@ func TestCase_C29_TenantsAroundTheWaterLevelOfAStore(t *testing.T) {
 	if seen[reason.QuotaExceeded] == 0 || refused == 0 || f.Store.Status().Totals.Evicted == 0 {
 		t.Errorf("refused %v, %d guarantees refused: a bound was never reached", seen, refused)
 	}
-	if f.Store.Status().Totals.NotWorth != 0 {
-		t.Error("not worth it, under LRU")
+	if n := f.Store.Status().Totals.NotWorth; n != 0 && policy != nil || n != uint64(seen[reason.NotWorth]) {
+		t.Errorf("%d pages not worth it, %d times said", n, seen[reason.NotWorth])
 	}
 }

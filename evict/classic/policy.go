@@ -187,6 +187,9 @@ func (p *Policy) Pass(float64, []evict.Attrs) {}
 // Resize is not heard: the capacity is fixed.
 func (p *Policy) Resize(evict.Tier, uint64, uint64) {}
 
+// SetLoading is not heard: costs are those of Insert.
+func (p *Policy) SetLoading(evict.Tier, evict.Loading) {}
+
 // FootprintBytes is what is held.
 func (p *Policy) FootprintBytes() uint64 {
 	return uint64(len(p.pages))*uint64(unsafe.Sizeof(page{})) + p.doomed.footprint() + p.rule.footprint()

@@ -112,10 +112,11 @@ func (b *belady) Worth(_ float64, _ evict.Ref, _ evict.Tier, a evict.Attrs) evic
 	return -evict.Score(b.next(b.byTag[a.KeyTag]))
 }
 
-func (b *belady) Touch(float64, evict.Ref)          {}
-func (b *belady) Pass(float64, []evict.Attrs)       {}
-func (b *belady) Resize(evict.Tier, uint64, uint64) {}
-func (b *belady) FootprintBytes() uint64            { return 0 }
+func (b *belady) Touch(float64, evict.Ref)             {}
+func (b *belady) Pass(float64, []evict.Attrs)          {}
+func (b *belady) Resize(evict.Tier, uint64, uint64)    {}
+func (b *belady) SetLoading(evict.Tier, evict.Loading) {}
+func (b *belady) FootprintBytes() uint64               { return 0 }
 
 // byNextUse has the farthest first, of equals the page that came last: a child before its parent. Entries that time
 // has overtaken are put right when they come to the top: next uses only move away.

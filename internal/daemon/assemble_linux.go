@@ -139,7 +139,7 @@ func (d *Daemon) openStore(ctx context.Context, deps Deps) (err error) {
 	}
 	d.store, err = store.New(store.Options{
 		Clock: deps.Clock, Shards: c.Shards, Tiers: tiers, NoWriteBehind: c.NoWriteBehind, NewPolicy: newPolicy,
-		Limits: c.limits(), MetadataBytes: c.MetadataBytes,
+		Limits: c.limits(), MetadataBytes: c.MetadataBytes, PrefillFLOPS: c.PrefillFLOPS,
 		Core: core.Options{MaxLeaseTTL: c.MaxLease},
 	})
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/quire-kv/quire/internal/auth"
+	"github.com/quire-kv/quire/internal/cost"
 	"github.com/quire-kv/quire/internal/sysmem"
 	"github.com/quire-kv/quire/store/rpc"
 )
@@ -35,12 +36,13 @@ type Config struct {
 	ShmSocket   string // path of the UNIX socket over which clients on this host share memory; "off" for none
 	AdminListen string // host:port of health, metrics and profiles; "off" for none
 
-	MemoryBytes   uint64 // of all that is held in host memory, MetadataBytes included: hard bound
-	MetadataBytes uint64 // of the index of what is held, hard bound
-	DiskBytes     uint64 // of the disk tier, its own index included: hard bound; 0: there is none
-	NoWriteBehind bool   // only what is published durably goes to the disk tier
-	Eviction      string // policy: vbr, lru
-	Shards        int    // independent parts of the store, each with a lock of its own
+	MemoryBytes   uint64  // of all that is held in host memory, MetadataBytes included: hard bound
+	MetadataBytes uint64  // of the index of what is held, hard bound
+	DiskBytes     uint64  // of the disk tier, its own index included: hard bound; 0: there is none
+	NoWriteBehind bool    // only what is published durably goes to the disk tier
+	Eviction      string  // policy: vbr, lru
+	PrefillFLOPS  float64 // of the engines together: what loading from disk costs them
+	Shards        int     // independent parts of the store, each with a lock of its own
 
 	Auth        AuthMode
 	TLSCert     string // PEM file of the server's certificate
@@ -109,6 +111,7 @@ func (c Config) Resolve(availableBytes uint64) Config {
 	c.MemoryBytes = cmp.Or(c.MemoryBytes, max(minMemoryBytes, uint64(memoryShare*float64(availableBytes))&^(mib-1)))
 	c.Shards = cmp.Or(c.Shards, defaultShards)
 	c.Eviction = cmp.Or(c.Eviction, evictVBR)
+	c.PrefillFLOPS = cmp.Or(c.PrefillFLOPS, cost.DefaultFLOPS)
 	c.MetadataBytes = cmp.Or(c.MetadataBytes, c.defaultMetadata())
 	c.Auth = cmp.Or(c.Auth, AuthNone)
 	c.ShmSocket = cmp.Or(c.ShmSocket, c.defaultShmSocket())

@@ -173,6 +173,7 @@ func TestValidateSaysWhatToWrite(t *testing.T) {
 		{"small", func(c *Config) { c.MemoryBytes = 1 << 20 }, "memory: "},
 		{"shards", func(c *Config) { c.Shards = 1000 }, "shards: 1000 is outside 1 to 256"},
 		{"eviction", func(c *Config) { c.Eviction = "fifo" }, `eviction: "fifo" is no policy; write one of [vbr lru]`},
+		{"prefill", func(c *Config) { c.PrefillFLOPS = 1e12 }, ""},
 		{"metadata of many shards", func(c *Config) { c.Shards, c.MetadataBytes = 256, 64*mib }, "metadata: 64MiB is outside 128MiB to"},
 		{"metadata of many shards, lru", func(c *Config) { c.Shards, c.MetadataBytes, c.Eviction = 256, 64*mib, evictLRU }, ""},
 		{"lease", func(c *Config) { c.DefaultLease = time.Hour }, "default_lease: 1h0m0s is outside 1ms to 1m0s"},

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,6 +52,7 @@ func Fields() []Field {
 		size("disk", "`size` of the disk tier in data, its own index included, hard bound; 0 for none (default none)", func(c *Config) *uint64 { return &c.DiskBytes }),
 		onUnless("write_behind", "write pages in memory to the disk tier in the background too, so that they outlive eviction and restart; without it only durable publications", func(c *Config) *bool { return &c.NoWriteBehind }),
 		text("eviction", "`policy` by which pages go when a tier is full: vbr, those whose bytes are expected to save least recomputing, or lru, those used longest ago (default vbr)", func(c *Config) *string { return &c.Eviction }),
+		number("prefill_flops", "`number` of operations a second that the engines together do in prefill; what they could recompute while pages are loaded from disk is taken off what those are worth there (default 3.16e15, eight H100 at 40 %)", func(c *Config) *float64 { return &c.PrefillFLOPS }),
 		count("shards", "`number` of independent parts with a lock each; more helps many writers (default 4)", func(c *Config) *int { return &c.Shards }),
 		text("auth", "`mode` of authentication: none, token or mtls (default none, on loopback only)", func(c *Config) *string { return (*string)(&c.Auth) }),
 		text("tls_cert", "PEM `file` of the server's certificate", func(c *Config) *string { return &c.TLSCert }),
@@ -113,6 +115,21 @@ func onUnless(key, usage string, isOff func(*Config) *bool) Field {
 				return nil
 			},
 			get: func() string { return strconv.FormatBool(!*isOff(c)) },
+		}
+	}}
+}
+
+// number is above 0, and may be written as 3e15.
+func number(key, usage string, at func(*Config) *float64) Field {
+	return Field{Key: key, Usage: usage, value: func(c *Config) value {
+		return value{
+			set: func(s string) (err error) {
+				if *at(c), err = strconv.ParseFloat(s, 64); err != nil || !(*at(c) > 0) || math.IsInf(*at(c), 0) {
+					return fmt.Errorf("%q is no number above 0", s)
+				}
+				return nil
+			},
+			get: func() string { return strconv.FormatFloat(*at(c), 'g', -1, 64) },
 		}
 	}}
 }

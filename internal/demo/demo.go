@@ -17,14 +17,15 @@ import (
 
 	"github.com/quire-kv/quire/evict/replay"
 	"github.com/quire-kv/quire/internal/bench"
+	"github.com/quire-kv/quire/internal/cost"
 )
 
 // Defaults of Options.
 const (
 	DefaultMemoryBytes = 1 << 30
 	DefaultDiskBytes   = 8 << 30 // holds what the built-in trace asks for
-	// DefaultFLOPS is what eight H100 do in dense bf16 at 40 % of 989 TFLOP/s each.
-	DefaultFLOPS = 3.16e15
+	// DefaultFLOPS is of the accelerators whose time is saved.
+	DefaultFLOPS = cost.DefaultFLOPS
 
 	memcpyDuration = 300 * time.Millisecond
 	memcpyArena    = 256 << 20 // beyond most caches, and quick to fill

@@ -326,3 +326,54 @@ func TestHintsReachThePolicy(t *testing.T) {
 		t.Errorf("hints after a Touch: %v", seen.hints)
 	}
 }
+
+// The same with the default policy, which learns: what it learns of one tenant's pages differs with which of them are
+// there, so what the others keep swings, but no liar takes a hundredth of it.
+func TestLiesHurtTheirOwnTenantUnderVBR(t *testing.T) {
+	run := func(lie func(*rand.Rand) float64) (mine, others, hits int) { // page-steps, and pages that the liar finds
+		for seed := range uint64(8) {
+			w, f := tenantWorld(t, 60, evict.NewVBR(1<<12, seed), TenantQuota{}, TenantQuota{})
+			for i := range f {
+				st := testNamespace(byte(i+1), 1)
+				st.Tenant = uint32(i + 1)
+				geo := testGeometry()
+				geo.FLOPs = func(from, to uint64) float64 { return float64(to*to - from*from) }
+				st.Groups[testGroup] = geo
+				w.do(NamespaceChanged{st})
+			}
+			rnd, liar := rand.New(rand.NewPCG(6, seed)), rand.New(rand.NewPCG(7, seed))
+			for range 2000 {
+				w.now = w.now.Add(time.Second)
+				i, c := rnd.IntN(2), rnd.IntN(8)
+				r := w.beginEvent(chain(f[i], c, 0, 1+rnd.IntN(12)), page.View{})
+				l := w.lookup(f[i], Principal(1+i), 0, c, 0, len(r.Pages))
+				w.do(Release{Principal: Principal(1 + i), Lease: l.Lease})
+				for j := range r.Pages {
+					if i == 0 {
+						r.Pages[j].DeclaredFLOPs = lie(liar)
+					}
+				}
+				w.offer(r)
+				n := w.pagesOf(2)
+				mine, others = mine+n[0], others+n[1]
+				if i == 0 {
+					hits += int(l.Leading[0])
+				}
+			}
+			w.check()
+		}
+		return mine, others, hits
+	}
+	mine, others, hits := run(func(*rand.Rand) float64 { return 0 })
+	if a, b, _ := run(func(*rand.Rand) float64 { return 1e30 }); a != mine || b != others {
+		t.Errorf("all dear: the liar keeps %d page-steps and the other %d; without a word %d and %d", a, b, mine, others)
+	}
+	a, b, found := run(func(r *rand.Rand) float64 { return 1e30 * r.Float64() * float64(r.IntN(2)) })
+	t.Logf("some dear: the liar keeps %d page-steps and the other %d; without a word %d and %d; it finds %d pages, not %d", a, b, mine, others, found, hits)
+	if b < others-others/100 {
+		t.Errorf("some dear: the liar keeps %d page-steps and the other %d; without a word %d and %d", a, b, mine, others)
+	}
+	if found > hits {
+		t.Errorf("the liar finds %d pages, and without a word %d", found, hits)
+	}
+}

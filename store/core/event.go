@@ -238,6 +238,11 @@ type (
 	}
 	// Settle ends the Restores: depths and orphans are computed anew from parents, in one Step.
 	Settle struct{}
+	// TierLoads says what it costs to bring pages back from a tier, as measured of late: for the policy.
+	TierLoads struct {
+		Tier    evict.Tier
+		Loading evict.Loading
+	}
 	// TransferDone answers Transfer. On success To is the new place; what is not needed of the two is freed by the core.
 	TransferDone struct {
 		ID  uint64
@@ -334,3 +339,4 @@ func (NamespaceChanged) event() {}
 func (TenantsChanged) event()   {}
 func (CorruptFound) event()     {}
 func (TierState) event()        {}
+func (TierLoads) event()        {}

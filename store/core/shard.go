@@ -252,6 +252,8 @@ func (s *Shard) apply(ev Event) {
 		s.corruptFound(&ev)
 	case TierState:
 		s.tierState(&ev)
+	case TierLoads:
+		s.o.Policy.SetLoading(ev.Tier, ev.Loading)
 	default:
 		invariant.Check(false, "core: unknown event %T", ev)
 	}

@@ -76,6 +76,8 @@ var nodeMetrics = []nodeMetric{
 	{"quire_tier_huge_pages_ratio", "Share of a tier's resident memory backed by huge pages, where known.", gauge, "tier", perTier(func(t *store.TierStatus) float64 { return t.HugePages })},
 	{"quire_tier_water_level", "Score of a tier's next victim.", gauge, "tier", perTier(func(t *store.TierStatus) float64 { return float64(t.WaterLevel) })},
 
+	{"quire_tier_load_bytes_per_second", "Rate at which pages are read from a tier into memory to be served, while any are; 0 where it was not measured.", gauge, "tier", perTier(func(t *store.TierStatus) float64 { return t.LoadRate })},
+
 	{"quire_tier_extents", "Committed copies of extents in a tier.", gauge, "tier", perTierTotal(func(t *core.TierTotals) float64 { return float64(t.Extents) })},
 	{"quire_tier_evicted_pages_total", "Pages that left a tier for room; they may have a copy in another.", counted, "tier", perTierTotal(func(t *core.TierTotals) float64 { return float64(t.Evicted) })},
 

@@ -37,6 +37,7 @@ type Options struct {
 	Disk          *Disk // nil: no disk tier
 	NoWriteBehind bool
 	NewPolicy     func(shard int) evict.Policy // default the store's
+	PrefillFLOPS  float64
 }
 
 // Disk is a disk tier of a Fixture.
@@ -102,7 +103,7 @@ func (f *Fixture) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	so := store.Options{Clock: o.Clock, Shards: o.Shards, Core: o.Core, Limits: o.Limits, NoWriteBehind: o.NoWriteBehind, NewPolicy: o.NewPolicy}
+	so := store.Options{Clock: o.Clock, Shards: o.Shards, Core: o.Core, Limits: o.Limits, NoWriteBehind: o.NoWriteBehind, NewPolicy: o.NewPolicy, PrefillFLOPS: o.PrefillFLOPS}
 	so.Tiers[evict.Host] = drv
 	if d := o.Disk; d != nil {
 		opened, err := disk.New(ctx, disk.Options{FS: d.FS, Dir: d.Dir, CapacityBytes: d.CapacityBytes, SegmentBytes: d.SegmentBytes})
