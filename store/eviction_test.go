@@ -2,12 +2,14 @@ package store_test
 
 import (
 	"fmt"
+	"reflect"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/internal/clock"
+	"github.com/quire-kv/quire/store"
 	"github.com/quire-kv/quire/store/core"
 	"github.com/quire-kv/quire/store/page"
 	"github.com/quire-kv/quire/store/storetest"
@@ -42,13 +44,60 @@ func TestCase_C31_TheDefaultIsNotLRU(t *testing.T) {
 				request(storetest.Chain(fmt.Sprint("once ", round, "/", k), 1))
 			}
 		}
-		if n := f.Store.Status().Totals.Tiers[evict.Host].Evicted; n == 0 {
-			t.Errorf("%s: nothing was evicted", name)
+		st := f.Store.Status()
+		checkVictims(t, name, &st)
+		if name == "lru" {
+			if !reflect.DeepEqual(st.Eviction, store.Eviction{}) {
+				t.Errorf("LRU simulates %+v", st.Eviction)
+			}
+			continue
+		}
+		checkSimulated(t, &st.Eviction)
+		dear := f.Store.Explain(&page.Key{Family: f.Run(nil).Family, Hash: mustHash(t, storetest.Chain("deep", 40)[39*32:])})
+		cheap := f.Store.Explain(&page.Key{Family: f.Run(nil).Family, Hash: mustHash(t, storetest.Chain("once 19/59", 1))})
+		if dear.Sampled < 10 || dear.Below != dear.Sampled || cheap.Below > cheap.Sampled/2 || dear.Score <= cheap.Score || dear.RankTier != evict.Host {
+			t.Errorf("the deep page scores %g, more than %d of %d; a short one %g, more than %d of %d", dear.Score, dear.Below, dear.Sampled, cheap.Score, cheap.Below, cheap.Sampled)
 		}
 	}
 	if served["lru"] > 19*6 || served["vbr"] < 19*38 {
 		t.Errorf("pages served: %v", served)
 	}
+}
+
+// checkVictims: every page that left has its score counted, and none left an orphan.
+func checkVictims(t *testing.T, name string, st *store.Status) {
+	t.Helper()
+	scored := uint64(0)
+	for _, n := range st.Totals.Tiers[evict.Host].Victims.Counts {
+		scored += n
+	}
+	if n := st.Totals.Tiers[evict.Host].Evicted; n == 0 || n != scored || st.Totals.Orphaned != [core.NumOrphanCauses]uint64{} {
+		t.Errorf("%s: %d pages evicted, %d scored, orphans %v", name, n, scored, st.Totals.Orphaned)
+	}
+}
+
+// checkSimulated: the policy knows that it saves almost all that can be, and LRU far less.
+func checkSimulated(t *testing.T, e *store.Eviction) {
+	t.Helper()
+	shards := 0
+	for _, m := range e.Modes {
+		shards += m.Shards
+		if m.Name == "lru" && m.Saved > e.Saved/2 {
+			t.Errorf("LRU saves %g, it says, and itself %g", m.Saved, e.Saved)
+		}
+	}
+	if len(e.Modes) != 4 || shards != 4 || e.Saved < 0.95*e.Content || e.Content >= e.Used {
+		t.Errorf("%+v", e)
+	}
+}
+
+func mustHash(t *testing.T, raw []byte) page.Hash {
+	t.Helper()
+	h, err := page.MakeHash(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
 }
 
 // told notes what a policy hears of loading.

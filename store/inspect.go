@@ -98,6 +98,39 @@ type Status struct {
 	ReportsUnconfirmed      map[string]uint64 // and those that were not, by principal name
 	Divergent               uint64            // commits whose bytes differ from what is stored
 	NeverHit                int               // namespaces of which Usage.NeverHit is true
+	Eviction                Eviction
+}
+
+// Eviction is what the shards' policies know of themselves, from samples: FLOPs of uses, since the start. Zero where they
+// know nothing, as LRU.
+type Eviction struct {
+	Used    float64 // of all uses: what they would have cost without a store
+	Content float64 // of uses of pages that were seen before: what a store without end would have saved
+	Saved   float64 // of uses of pages that were there
+	Modes   []Mode
+}
+
+// Mode is one way in which a policy can rank.
+type Mode struct {
+	Name   string
+	Shards int     // that are in it
+	Saved  float64 // by a store of the same size that were always in it
+}
+
+func (e *Eviction) add(x *evict.Simulated) {
+	e.Used += x.FLOPs
+	e.Content += x.Content
+	e.Saved += x.Saved
+	if e.Modes == nil {
+		e.Modes = make([]Mode, len(x.Modes))
+	}
+	for i, m := range x.Modes {
+		e.Modes[i].Name = m.Name
+		e.Modes[i].Saved += m.Saved
+		if m.Name == x.Mode {
+			e.Modes[i].Shards++
+		}
+	}
 }
 
 // Status counts now.
@@ -123,6 +156,9 @@ func (s *Store) Status() Status {
 	for _, sh := range s.shards {
 		sh.mu.RLock()
 		st.Totals.Add(sh.core.Totals())
+		if x, ok := sh.core.Simulated(); ok {
+			st.Eviction.add(&x)
+		}
 		sh.mu.RUnlock()
 	}
 	for t, d := range s.o.Tiers {

@@ -69,8 +69,17 @@ type Explanation struct {
 	Orphan   bool
 	Parent   PageRef // zero: root or unknown
 	Expiry   clock.Wall
-	Score    evict.Score
+	Score    evict.Score // in RankTier
+	RankTier evict.Tier  // Host if it is there, else where it is
+	Below    int         // pages that score less, of Sampled
+	Sampled  int         // pages that may go from that tier, taken here and there; maxRanked at most
 }
+
+// What a rank looks at, at most.
+const (
+	maxRanked      = 256
+	maxRankRecords = 4096
+)
 
 // Usage appends one entry per namespace epoch that has records, or had some evicted, in order of first sight.
 func (s *Shard) Usage(dst []Usage) []Usage {
@@ -164,8 +173,53 @@ func (s *Shard) Explain(now clock.Instant, wall clock.Wall, k *page.Key) Explana
 		})
 	}
 	t := s.tally(p, ep)
-	e.Score = s.o.Policy.Worth(seconds(now), evict.Ref(i), s.o.Tier, s.attrs(p, f, &t))
+	e.RankTier = s.o.Tier
+	for tier := range evict.NumTiers {
+		if t.in != 0 && !t.in.has(s.o.Tier) && t.in.has(tier) {
+			e.RankTier = tier
+			break
+		}
+	}
+	e.Score = s.worth(now, i, e.RankTier)
+	s.rank(now, i, &e)
 	return e
+}
+
+func (s *Shard) worth(now clock.Instant, i uint32, tier evict.Tier) evict.Score {
+	p := s.pages.At(i)
+	f := s.families.at(p.family)
+	t := s.tally(p, f.ep)
+	return s.o.Policy.Worth(seconds(now), evict.Ref(i), tier, s.attrs(p, f, &t))
+}
+
+// rank compares a page with others that may go from its tier, spread evenly over the records.
+func (s *Shard) rank(now clock.Instant, of uint32, e *Explanation) {
+	if !s.pages.At(of).has(flagCommitted) {
+		return
+	}
+	step := max(s.pages.top/maxRankRecords, 1)
+	for i, n := uint32(1), 0; i <= s.pages.top && n < maxRankRecords && e.Sampled < maxRanked; i, n = i+step, n+1 {
+		p := s.pages.At(i)
+		if i == of || p.family == 0 || !p.has(flagCommitted) {
+			continue
+		}
+		if t := s.tally(p, s.epochOf(i)); !s.evictable(i, p, &t).has(e.RankTier) {
+			continue
+		}
+		e.Sampled++
+		if s.worth(now, i, e.RankTier) < e.Score {
+			e.Below++
+		}
+	}
+}
+
+// Simulated is what the shard's policy knows of itself and other choices; ok is false when it simulates nothing.
+func (s *Shard) Simulated() (x evict.Simulated, ok bool) {
+	defer runtime.KeepAlive(s)
+	if p, is := s.o.Policy.(evict.Simulator); is {
+		return p.Simulated(), true
+	}
+	return evict.Simulated{}, false
 }
 
 // PlaceOf is a place of some committed extent of ref, in Host if it is there, for reading its header; ok is false for

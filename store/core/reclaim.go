@@ -67,7 +67,7 @@ func (s *Shard) evictNext(c claim, t evict.Tier) (held uint64, notWorth bool) {
 		}
 		i := uint32(v[0].Ref)
 		if s.mayGo(c, t, i) {
-			return s.evictFrom(i, t), false
+			return s.evictFrom(i, t, v[0].Score), false
 		}
 		s.settle(i) // into the leaf set where it belongs
 	}
@@ -94,7 +94,7 @@ func (s *Shard) reclaimClean(c claim, t evict.Tier, bytes uint64) (got uint64, n
 				looked++
 				s.settle(i)
 			default:
-				got += s.evictFrom(i, t)
+				got += s.evictFrom(i, t, v.Score)
 			}
 		}
 		if got == before {
@@ -139,8 +139,9 @@ func (s *Shard) evictLeast(tenant uint32) (held uint64) {
 }
 
 // evictFrom takes an evictable page out of a tier and says what it held there. Its life ends with the last copy.
-func (s *Shard) evictFrom(i uint32, t evict.Tier) (held uint64) {
+func (s *Shard) evictFrom(i uint32, t evict.Tier, score evict.Score) (held uint64) {
 	s.totals.Tiers[t].Evicted++
+	s.totals.Tiers[t].Victims.add(score)
 	if !s.evicted[t] { // now the policy knows what the tier can hold
 		s.evicted[t] = true
 		s.tellSize(t)

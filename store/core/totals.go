@@ -1,6 +1,7 @@
 package core
 
 import (
+	"math"
 	"unsafe"
 
 	"github.com/quire-kv/quire/evict"
@@ -30,6 +31,29 @@ type TierTotals struct {
 	Extents uint64 // committed copies
 	Bytes   uint64 // of all places, grants and copies under way, slack included
 	Evicted uint64 // pages that left the tier, since start
+	Victims Scores // of these, and of those dropped since they were not worth moving
+}
+
+// Scores is how scores are distributed: counts of those below each power of ten from LeastScore on.
+type Scores struct {
+	Counts [NumScores]uint64 // the last: of all above
+	Sum    float64           // doomed pages count as 0
+}
+
+// The powers of ten.
+const (
+	LeastScore = -6
+	NumScores  = 20
+)
+
+func (s *Scores) add(x evict.Score) {
+	v := max(float64(x), 0)
+	s.Sum += v
+	i := 0
+	if v > 0 {
+		i = min(max(int(math.Ceil(math.Log10(v)))-LeastScore, 0), NumScores-1)
+	}
+	s.Counts[i]++
 }
 
 // Add adds the totals of another shard to t.
@@ -52,6 +76,10 @@ func (t *Totals) Add(o Totals) {
 		t.Tiers[i].Extents += o.Tiers[i].Extents
 		t.Tiers[i].Bytes += o.Tiers[i].Bytes
 		t.Tiers[i].Evicted += o.Tiers[i].Evicted
+		for j, n := range o.Tiers[i].Victims.Counts {
+			t.Tiers[i].Victims.Counts[j] += n
+		}
+		t.Tiers[i].Victims.Sum += o.Tiers[i].Victims.Sum
 	}
 	for i := range t.Removed {
 		t.Removed[i] += o.Removed[i]

@@ -45,8 +45,8 @@ func (s *Shard) move(ev *Move) {
 		s.emit(MoveRefused{ev.Extent})
 		return
 	}
-	if s.worthLess(x.owner, ev.From.Tier, ev.Drop) {
-		s.evictFrom(x.owner, ev.From.Tier)
+	if score, ok := s.worthLess(x.owner, ev.From.Tier, ev.Drop); ok {
+		s.evictFrom(x.owner, ev.From.Tier, score)
 		return
 	}
 	x.setMoving(true)
@@ -54,12 +54,15 @@ func (s *Shard) move(ev *Move) {
 }
 
 // worthLess says whether a page may be evicted from a tier and scores below level there.
-func (s *Shard) worthLess(i uint32, t evict.Tier, level evict.Score) bool {
+func (s *Shard) worthLess(i uint32, t evict.Tier, level evict.Score) (score evict.Score, ok bool) {
 	p := s.pages.At(i)
 	f := s.families.at(p.family)
 	c := s.tally(p, f.ep)
-	return s.evictable(i, p, &c).has(t) && s.mayGo(claim{}, t, i) &&
-		s.o.Policy.Worth(seconds(s.now), evict.Ref(i), t, s.attrs(p, f, &c)) < level
+	if !s.evictable(i, p, &c).has(t) || !s.mayGo(claim{}, t, i) {
+		return 0, false
+	}
+	score = s.o.Policy.Worth(seconds(s.now), evict.Ref(i), t, s.attrs(p, f, &c))
+	return score, score < level
 }
 
 // startTransfer emits the Transfer of extent from, which is listed or detached.

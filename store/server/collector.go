@@ -1,6 +1,8 @@
 package server
 
 import (
+	"math"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/quire-kv/quire/reason"
@@ -12,7 +14,7 @@ import (
 type nodeMetric struct {
 	name, help string
 	kind       prometheus.ValueType
-	label      string // "" or one of the closed sets: tier, reason, cause, result, operation, version
+	label      string // "" or one of the closed sets: tier, reason, cause, result, operation, mode, version
 	each       func(r *reading, emit func(v float64, label string))
 }
 
@@ -81,6 +83,20 @@ var nodeMetrics = []nodeMetric{
 	{"quire_tier_extents", "Committed copies of extents in a tier.", gauge, "tier", perTierTotal(func(t *core.TierTotals) float64 { return float64(t.Extents) })},
 	{"quire_tier_evicted_pages_total", "Pages that left a tier for room; they may have a copy in another.", counted, "tier", perTierTotal(func(t *core.TierTotals) float64 { return float64(t.Evicted) })},
 
+	{"quire_eviction_used_flops_total", "FLOPs of all uses of pages: what recomputing them would have cost. This and the following are estimates from a sample.", counted, "", one(func(r *reading) float64 { return r.Eviction.Used })},
+	{"quire_eviction_content_flops_total", "FLOPs of uses of pages that were seen before: what a store without end would have saved.", counted, "", one(func(r *reading) float64 { return r.Eviction.Content })},
+	{"quire_eviction_saved_flops_total", "FLOPs of uses of pages that were there.", counted, "", one(func(r *reading) float64 { return r.Eviction.Saved })},
+	{"quire_eviction_mode_saved_flops_total", "FLOPs that a store of the same size would have saved, were its policy always in this mode.", counted, "mode", func(r *reading, emit func(float64, string)) {
+		for _, m := range r.Eviction.Modes {
+			emit(m.Saved, m.Name)
+		}
+	}},
+	{"quire_eviction_mode_shards", "Shards whose policy is in this mode.", gauge, "mode", func(r *reading, emit func(float64, string)) {
+		for _, m := range r.Eviction.Modes {
+			emit(float64(m.Shards), m.Name)
+		}
+	}},
+
 	{"quire_pages", "Pages with a committed extent.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.Pages) })},
 	{"quire_extents", "Committed extents, each copy counted.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.Extents) })},
 	{"quire_metadata_bytes", "Bytes of index, records, leases and policy.", gauge, "", one(func(r *reading) float64 { return float64(r.Totals.MetadataBytes) })},
@@ -136,6 +152,18 @@ var nodeMetrics = []nodeMetric{
 	{"quire_divergent_publications_total", "Publications whose bytes differ from what is stored.", counted, "", one(func(r *reading) float64 { return float64(r.Divergent) })},
 }
 
+var victimScores = prometheus.NewDesc("quire_tier_victim_score", "Scores of the pages that left a tier for room; those that were due to go anyway count as 0.", []string{"tier"}, nil)
+
+func scoresOf(s *core.Scores, tier string) prometheus.Metric {
+	below, n := map[float64]uint64{}, uint64(0)
+	for i, c := range s.Counts {
+		if n += c; i < len(s.Counts)-1 {
+			below[math.Pow10(core.LeastScore+i)] = n
+		}
+	}
+	return prometheus.MustNewConstHistogram(victimScores, n, s.Sum, below, tier)
+}
+
 func truth(b bool) float64 {
 	if b {
 		return 1
@@ -159,6 +187,7 @@ func (c nodeCollector) Describe(out chan<- *prometheus.Desc) {
 	for i := range nodeMetrics {
 		out <- nodeMetrics[i].desc()
 	}
+	out <- victimScores
 }
 
 // Collect takes one Status for all.
@@ -174,5 +203,9 @@ func (c nodeCollector) Collect(out chan<- prometheus.Metric) {
 				out <- prometheus.MustNewConstMetric(desc, m.kind, v, label)
 			}
 		})
+	}
+	for i := range r.Tiers {
+		t := r.Tiers[i].Tier
+		out <- scoresOf(&r.Totals.Tiers[t].Victims, t.String())
 	}
 }

@@ -25,7 +25,7 @@ var descForm = regexp.MustCompile(`^Desc\{fqName: "([^"]*)", help: "([^"]*)",(?:
 func metricList(t *testing.T) string {
 	t.Helper()
 	n := &node{metrics: newMetrics()}
-	kinds := map[string]string{"quire_request_seconds": "histogram"}
+	kinds := map[string]string{"quire_request_seconds": "histogram", "quire_tier_victim_score": "histogram"}
 	for _, m := range nodeMetrics {
 		kinds[m.name] = "gauge"
 		if m.kind == counted {
