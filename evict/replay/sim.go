@@ -40,8 +40,9 @@ const (
 // store reuses them, the one freed last first.
 //
 // Of each request, pages from the root on that are there are served and touched. The rest is offered as one run, whose
-// worth is that of its best page: each page takes free room, or that of a victim worth no more. What comes behind a
-// page that was not taken has no parent and is not taken either; where the worth was too little, the policy is told.
+// worth is that of its best page: first each page is found a place, free or that of a victim worth no more, then those
+// that have one are taken. What comes behind a page without one has no parent and is not taken either; where the worth
+// was too little, the policy is told.
 //
 // The policy must be new. An error says which request the policy went wrong at.
 func Replay(w *Workload, costs []float64, p evict.Policy, capacity int, o Options) (Result, error) {
@@ -76,9 +77,9 @@ type sim struct {
 	slots    []evict.Ref // of each page; 0: not resident
 	pages    []int32     // of each slot but 0
 	free     []evict.Ref
-	children []int32 // resident ones
-	using    []bool  // by the request under way
-	held     int
+	children []int32       // resident ones
+	using    []bool        // by the request under way
+	held     int           // places that are taken
 	told     int           // what the policy last heard of held
 	offered  []evict.Attrs // the run under way
 	granted  []evict.Ref   // its slots
@@ -108,7 +109,6 @@ func (s *sim) request(i int) error {
 	for _, p := range pages[:hit+taken] {
 		s.use(p, false)
 	}
-	s.resize()
 	return nil
 }
 
@@ -135,14 +135,18 @@ func (s *sim) publish(now float64, run []int32) (taken int, err error) {
 		}
 		room, err := s.room(now, worth)
 		if err != nil {
-			return taken, err
+			return 0, err
 		}
 		if room != roomMade {
 			s.refuse(now, run[taken], taken, room == roomNotWorth)
 			break
 		}
-		s.take(now, run[taken], s.granted[taken], s.offered[taken])
+		s.held++
 		taken++
+	}
+	s.resize()
+	for i, p := range run[:taken] {
+		s.take(now, p, s.granted[i], s.offered[i])
 	}
 	return taken, nil
 }
@@ -200,7 +204,6 @@ func (s *sim) room(now float64, worth evict.Score) (room, error) {
 func (s *sim) take(now float64, p int32, r evict.Ref, a evict.Attrs) {
 	s.decide(decisionTaken, p)
 	s.pages[r-1], s.slots[p] = p, r
-	s.held++
 	s.res.Written++
 	s.policy.Insert(now, r, a)
 	s.use(p, true)
@@ -225,7 +228,9 @@ func (s *sim) evict(now float64, r evict.Ref) error {
 	s.slots[p] = 0
 	s.free = append(s.free, r)
 	s.held--
-	s.res.Evicted++
+	if s.res.Evicted++; s.res.Evicted == 1 {
+		s.told = 0 // now the policy shall know what the tier can hold
+	}
 	s.policy.Remove(now, r, true)
 	if parent := s.w.Parents[p]; parent >= 0 {
 		s.children[parent]--
@@ -257,13 +262,16 @@ func (s *sim) edge(p int32) {
 func (s *sim) attrs(p int32) evict.Attrs {
 	a := evict.Attrs{
 		Bytes: s.o.PageBytes, FLOPs: s.costs[p], Tokens: s.w.PageTokens, Depth: uint32(s.w.Depths[p]),
-		KeyTag: mix(uint64(p) + 1),
+		KeyTag: KeyTag(p),
 	}
 	if parent := s.w.Parents[p]; parent >= 0 {
 		a.Parent = s.slots[parent]
 	}
 	return a
 }
+
+// KeyTag is by what policies know page p in a replay.
+func KeyTag(p int32) uint64 { return mix(uint64(p) + 1) }
 
 // What is decided, as it enters the hash.
 const (

@@ -306,6 +306,17 @@ func TestPolicyHearsOfSizes(t *testing.T) {
 	if told := seen.resized[evict.Disk]; !near(told, 10*tenantPage, 10) {
 		t.Errorf("on disk: %+v", told)
 	}
+	// Grants without a place are more than the tier can hold: they count when they have one.
+	before, w.holdAlloc = seen.resizes, true
+	w.begin(w.beginEvent(chain(f, 50, 0, 400), page.View{}))
+	w.do(Reclaim{Tier: evict.Host, Bytes: 100 * tenantPage})
+	if seen.resizes != before {
+		t.Errorf("told of %+v while places are asked for", seen.resized[evict.Host])
+	}
+	w.answer(w.allocs[0], 300)
+	if told := seen.resized[evict.Host]; told.pages != 1998-100+300 {
+		t.Errorf("told of %d pages where 300 of 400 have found a place", told.pages)
+	}
 	w.check()
 }
 

@@ -142,9 +142,10 @@ func (s *Shard) evictLeast(tenant uint32) (held uint64) {
 func (s *Shard) evictFrom(i uint32, t evict.Tier, score evict.Score) (held uint64) {
 	s.totals.Tiers[t].Evicted++
 	s.totals.Tiers[t].Victims.add(score)
-	if !s.evicted[t] { // now the policy knows what the tier can hold
+	if !s.evicted[t] { // now the policy shall know what the tier can hold
 		s.evicted[t] = true
-		s.tellSize(t)
+		s.told[t] = holding{}
+		s.resize()
 	}
 	p := s.pages.At(i)
 	ep := s.epochOf(i)
