@@ -120,26 +120,34 @@ func modelSources() map[string]string {
 
 func (a *app) replayModels(sources []string) (models []replayModel, err error) {
 	for _, name := range sources {
-		source := name
-		if short, ok := modelSources()[name]; ok {
-			source = short
-		}
-		text, err := a.specText(source)
+		spec, shape, err := a.replayModel(name)
 		if err != nil {
 			return nil, err
 		}
-		spec, err := namespace.Parse([]byte(text))
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		m := replayModel{name: filepath.Base(name), tokenBytes: spec.TokenBytes()}
-		shape, ok := cost.ShapeOf(spec)
-		if m.shape = shape; !ok {
-			return nil, usagef("%s has no shape, and nobody knows what its pages cost; add shape: {params, layers, heads, width}", name)
-		}
-		models = append(models, m)
+		models = append(models, replayModel{name: filepath.Base(name), shape: shape, tokenBytes: spec.TokenBytes()})
 	}
 	return models, nil
+}
+
+// replayModel is one model by its short name, a spec's file or example:NAME.
+func (a *app) replayModel(name string) (*namespace.Spec, evict.Shape, error) {
+	source := name
+	if short, ok := modelSources()[name]; ok {
+		source = short
+	}
+	text, err := a.specText(source)
+	if err != nil {
+		return nil, evict.Shape{}, err
+	}
+	spec, err := namespace.Parse([]byte(text))
+	if err != nil {
+		return nil, evict.Shape{}, fmt.Errorf("%s: %w", name, err)
+	}
+	shape, ok := cost.ShapeOf(spec)
+	if !ok {
+		return nil, shape, usagef("%s has no shape, and nobody knows what its pages cost; add shape: {params, layers, heads, width}", name)
+	}
+	return spec, shape, nil
 }
 
 func (o *replayOptions) chosen() (chosen []replay.Named, err error) {

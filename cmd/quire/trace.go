@@ -15,13 +15,14 @@ import (
 func (a *app) traceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace",
-		Short: "Describe request traces, and make others like them",
-		Long: `Describe request traces, and make others like them. A trace is in the Mooncake format or the compact one of coding
-agents, plain or packed by gzip; what quire makes is in the Mooncake format.`,
+		Short: "Describe request traces, make others like them, play them against a server",
+		Long: `Describe request traces, make others like them, and play them against a server. A trace is in the Mooncake format or the
+compact one of coding agents, plain or packed by gzip; what quire makes is in the Mooncake format.`,
 		Example: `  quire trace show conversation_trace.jsonl
-  quire trace generate conversation_trace.jsonl --out made.jsonl`,
+  quire trace generate conversation_trace.jsonl --out made.jsonl
+  quire trace play conversation_trace.jsonl`,
 	}
-	cmd.AddCommand(a.traceShowCommand(), a.traceGenerateCommand())
+	cmd.AddCommand(a.traceShowCommand(), a.traceGenerateCommand(), a.tracePlayCommand())
 	return cmd
 }
 

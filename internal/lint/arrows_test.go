@@ -71,6 +71,7 @@ var rooms = map[string]room{
 
 	"internal/checkpoint": {never: noNetwork, why: "a model's files; imports nothing of ours"},
 	"internal/cost":       {may: []string{"evict", "namespace"}, never: noWorld, why: "what a spec's pages cost: pure"},
+	"internal/playback":   {may: []string{"evict", "evict/replay", "internal/clock", "namespace", "reason", "store/client", "store/page"}, why: "a client that plays traces: no server, no store"},
 	"internal/modelspec":  {may: []string{"namespace", "store/page"}, never: noWorld, why: "a model's configuration as identity: pure"},
 
 	"internal/auth":   {may: []string{"namespace", "reason", "store/rpc"}, why: "who calls; what they may do is the registry's"},

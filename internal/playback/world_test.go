@@ -1,0 +1,156 @@
+package playback_test
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/quire-kv/quire/evict"
+	"github.com/quire-kv/quire/evict/replay"
+	"github.com/quire-kv/quire/internal/clock"
+	"github.com/quire-kv/quire/internal/cost"
+	"github.com/quire-kv/quire/internal/playback"
+	"github.com/quire-kv/quire/namespace"
+	"github.com/quire-kv/quire/namespace/memregistry"
+	"github.com/quire-kv/quire/store"
+	"github.com/quire-kv/quire/store/client"
+	"github.com/quire-kv/quire/store/host"
+	"github.com/quire-kv/quire/store/server"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// excerpt is the first 800 requests of the Mooncake conversation trace: 17,019 pages.
+func excerpt(t testing.TB) *replay.Workload {
+	t.Helper()
+	w, err := replay.LoadFile("../../evict/replay/testdata/mooncake_conversation_800.jsonl", replay.LoadOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// model is a spec that is built in.
+func model(t testing.TB, name string) *namespace.Spec {
+	t.Helper()
+	text, ok := namespace.ExampleSpec(name)
+	if !ok {
+		t.Fatalf("no example %s", name)
+	}
+	s, err := namespace.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// setting of a world.
+type setting struct {
+	shards    int // 0: the default
+	tierBytes int64
+	pageBytes int // payload
+	policy    func() evict.Policy
+}
+
+// slotBytes is what a page takes of the host tier.
+func (o *setting) slotBytes() uint64 { return uint64(o.pageBytes) + 4096 } // its header is less
+
+// fingerprintKey is any one: policies know pages by keyed fingerprints, and the same play shall be the same each time.
+const fingerprintKey = 7
+
+// world is a server over loopback TCP whose clock stands still until it is moved, and a workload to play against it.
+type world struct {
+	clock    *clock.Manual
+	store    *store.Store
+	session  *client.Session
+	spec     *namespace.Spec
+	workload *replay.Workload
+	costs    []float64 // as llama-3-70b
+}
+
+func newWorld(t testing.TB, w *replay.Workload, o setting) *world {
+	t.Helper()
+	x := &world{clock: clock.NewManual(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)), workload: w}
+	tier, err := host.New(host.Options{CapacityBytes: o.tierBytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	so := store.Options{Clock: x.clock, Shards: o.shards, NewPolicy: func(int) evict.Policy { return o.policy() }}
+	so.Core.FingerprintKey = fingerprintKey
+	so.Tiers[evict.Host] = tier
+	if x.store, err = store.New(so); err != nil {
+		t.Fatal(err)
+	}
+	wall := func() time.Time { return x.clock.Wall().Time() }
+	registry, err := namespace.NewRegistry(context.Background(), memregistry.New(), namespace.Options{Now: wall})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv, err := server.New(server.Options{Store: x.store, Registry: registry, Clock: x.clock, Version: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		for _, err := range []error{srv.Stop(ctx), <-served, x.store.Close(ctx), registry.Close()} {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	x.open(t, l.Addr().String(), o.pageBytes)
+	return x
+}
+
+func (x *world) open(t testing.TB, address string, pageBytes int) {
+	t.Helper()
+	var err error
+	if x.spec, err = playback.Spec(model(t, "llama-3-70b"), x.workload.Name, "test", x.workload.PageTokens, pageBytes); err != nil {
+		t.Fatal(err)
+	}
+	shape, ok := cost.ShapeOf(x.spec)
+	if !ok {
+		t.Fatal("the spec has no shape")
+	}
+	x.costs = x.workload.Costs(shape)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	c, err := client.Dial(ctx, client.Options{Address: address, Transport: client.GRPC})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if x.session, err = c.Open(ctx, x.spec); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// play plays the whole workload; the store's clock shows the time of the trace. held is how many pages the store held
+// at most.
+func (x *world) play(t testing.TB, o playback.Options) (r playback.Result, held int) {
+	t.Helper()
+	o.Group, o.Clock = x.spec.Groups[0].ID(), x.clock
+	o.Before = func(_ context.Context, _ int, seconds float64) error {
+		x.clock.Advance(time.Duration(seconds*float64(time.Second)) - time.Duration(x.clock.Now()))
+		return nil
+	}
+	o.After = func(context.Context, int, *playback.Result) error {
+		held = max(held, int(x.store.Status().Totals.Pages))
+		return nil
+	}
+	r, err := playback.Play(t.Context(), x.workload, x.costs, x.session, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, held
+}
