@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.once, pytest.mark.limit(300)]
 
 HEADS, LAYERS, WIDTH, CHUNK, PAGES = 2, 2, 8, 4, 3
 CODES = (1, 4, 7, 8, 13, 14)  # of gRPC: a kind each
-TIMEOUTS = {"lookup_timeout_ms": 250, "load_timeout_ms": 250, "save_timeout_ms": 250, "open_timeout_ms": 2000}
+# Long enough for a call that nothing disturbs on a machine with much other work; what hangs costs each test as much.
+TIMEOUTS = {"lookup_timeout_ms": 750, "load_timeout_ms": 750, "save_timeout_ms": 750, "open_timeout_ms": 2000}
 ROW = {
     "digest": "sha256:" + "a" * 64, "format": "KV_2LTD", "dtype": "bfloat16", "engine": "vllm", "version": "0.32.0", "backend": "flash", "lora": "none",
     "weights": "frozen", "tp": 1, "pp": 1, "chunk_size": CHUNK,
