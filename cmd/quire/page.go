@@ -122,6 +122,10 @@ type explainView struct {
 	Orphan    bool            `json:"orphan"`
 	Expires   string          `json:"expires,omitempty"`
 	Score     float64         `json:"score"`
+	ScoreTier string          `json:"score_tier"`
+	ScoreUnit string          `json:"score_unit"`
+	Below     uint32          `json:"ranked_below"` // of ranked_pages others that may go from that tier, so many score less
+	Ranked    uint32          `json:"ranked_pages"`
 }
 
 type extentView struct {
@@ -147,7 +151,8 @@ func (a *app) pageExplainCommand() *cobra.Command {
 		Use:   "explain NAMESPACE KEY",
 		Short: "Say where a key is, where else its hash lives, and why it would or would not be served",
 		Long: `Say where a key is, where else the same hash lives and what differs there, and why the page would or would not be
-served. Exits 0 if it would be served, 3 if it is not there, 4 if something stands against it.
+served; what it is worth to eviction, and how that stands among others. Exits 0 if it would be served, 3 if it is not
+there, 4 if something stands against it.
 
 ` + keyHelp,
 		Example: "  quire page explain 3f9a full/@hello",
@@ -170,6 +175,7 @@ func (a *app) printExplanation(k *pageKey, p *quirev1.PageExplanation) error {
 		Key: k.text(), Served: p.GetServed(), Reason: reasonText(p.GetReason()), Text: p.GetText(),
 		Extents: []extentView{}, Elsewhere: []elsewhereView{}, Parent: hex.EncodeToString(p.GetParentHash()),
 		Depth: p.GetDepth(), Children: p.GetChildren(), Pins: p.GetPins(), Orphan: p.GetOrphan(), Expires: instant(p.GetExpires()), Score: p.GetScore(),
+		ScoreTier: p.GetScoreTier(), ScoreUnit: p.GetScoreUnit(), Below: p.GetRankedBelow(), Ranked: p.GetRankedPages(),
 	}
 	for _, e := range p.GetExtents() {
 		v.Extents = append(v.Extents, extentView{hex.EncodeToString(e.GetExtentId()), viewText(e.GetView()), e.GetTier(), e.GetBytes(), e.GetProvenance(), e.GetAccepted(), instant(e.GetCreated())})
@@ -187,6 +193,18 @@ func (a *app) printExplanation(k *pageKey, p *quirev1.PageExplanation) error {
 	return &exitError{code, ""}
 }
 
+// scoreText is what the page is worth and how it stands among those that may go.
+func (v explainView) scoreText() string {
+	text := fmt.Sprintf("%.4g", v.Score)
+	if v.ScoreUnit != "" { // an older server does not say
+		text += fmt.Sprintf(" %s in %s", v.ScoreUnit, v.ScoreTier)
+	}
+	if v.Ranked > 0 {
+		text += fmt.Sprintf(", more than %s of %d others that may go", percentText(float64(v.Below)/float64(v.Ranked)), v.Ranked)
+	}
+	return text
+}
+
 func (v explainView) write(w io.Writer) error {
 	verdict := "served"
 	if !v.Served {
@@ -197,7 +215,7 @@ func (v explainView) write(w io.Writer) error {
 		lines = append(lines,
 			[2]string{"parent", orDash(v.Parent)},
 			[2]string{"place in chain", fmt.Sprintf("depth %d, %d children, orphan %v", v.Depth, v.Children, v.Orphan)},
-			[2]string{"pins", fmt.Sprint(v.Pins)}, [2]string{"expires", orNever(v.Expires)}, [2]string{"score", fmt.Sprintf("%.4g", v.Score)})
+			[2]string{"pins", fmt.Sprint(v.Pins)}, [2]string{"expires", orNever(v.Expires)}, [2]string{"score", v.scoreText()})
 	}
 	if err := pairs(w, lines...); err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,6 +26,51 @@ type statusView struct {
 	MetadataBytes    uint64     `json:"metadata_bytes"`
 	MetadataCapacity uint64     `json:"metadata_capacity_bytes"`
 	Tiers            []tierView `json:"tiers"`
+
+	Eviction *evictionView `json:"eviction"` // null: its policy knows nothing of other choices
+}
+
+// evictionView is what eviction knows of itself, since the start.
+type evictionView struct {
+	Used    float64    `json:"used_flops"`    // of all uses of pages
+	Content float64    `json:"content_flops"` // of uses of pages that were seen before
+	Saved   float64    `json:"saved_flops"`   // of uses of pages that were there
+	Modes   []modeView `json:"modes"`
+}
+
+type modeView struct {
+	Mode   string  `json:"mode"`
+	Shards uint32  `json:"shards"`
+	Saved  float64 `json:"saved_flops"`
+}
+
+func evictionViewOf(e *quirev1.EvictionStatus) *evictionView {
+	if e == nil {
+		return nil
+	}
+	v := &evictionView{e.GetUsedFlops(), e.GetContentFlops(), e.GetSavedFlops(), []modeView{}}
+	for _, m := range e.GetModes() {
+		v.Modes = append(v.Modes, modeView{m.GetMode(), m.GetShards(), m.GetSavedFlops()})
+	}
+	return v
+}
+
+// text is one line for people; "" where there is nothing to tell yet.
+func (e *evictionView) text() string {
+	if e == nil || e.Content <= 0 {
+		return ""
+	}
+	text := fmt.Sprintf("saves %s of what can be", percentText(e.Saved/e.Content))
+	var modes []string
+	for _, m := range e.Modes {
+		if m.Shards > 0 {
+			modes = append(modes, fmt.Sprintf("%s in %d", m.Mode, m.Shards))
+		}
+		if m.Mode == "lru" && m.Saved > 0 {
+			text += fmt.Sprintf(", %+.0f %% against LRU", 100*(e.Saved/m.Saved-1))
+		}
+	}
+	return text + "   shards by mode: " + strings.Join(modes, ", ")
 }
 
 type tierView struct {
@@ -63,7 +109,7 @@ func statusViewOf(s *quirev1.StatusResponse) statusView {
 		Version: s.GetVersion(), BootID: hex.EncodeToString(s.GetBootId()), UptimeSeconds: s.GetUptime().AsDuration().Seconds(),
 		Pages: s.GetPages(), Extents: s.GetExtents(), ReadLeases: s.GetReadLeases(), Publications: s.GetPublications(),
 		Sessions: s.GetSessions(), PinnedBytes: s.GetPinnedBytes(), MetadataBytes: s.GetMetadataBytes(),
-		MetadataCapacity: s.GetMetadataCapacityBytes(), Tiers: []tierView{},
+		MetadataCapacity: s.GetMetadataCapacityBytes(), Tiers: []tierView{}, Eviction: evictionViewOf(s.GetEviction()),
 	}
 	for _, t := range s.GetTiers() {
 		v.Tiers = append(v.Tiers, tierView{

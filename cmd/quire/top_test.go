@@ -36,6 +36,9 @@ func sampleAt(t *testing.T, seconds int) *topSample {
 			RefusedPages:   []*quirev1.ReasonCount{{Reason: quirev1.Reason_REASON_BUSY, Count: 3}},
 			RemovedExtents: []*quirev1.ReasonCount{{Reason: quirev1.Reason_REASON_EXPIRED, Count: 9}},
 		},
+		Eviction: &quirev1.EvictionStatus{UsedFlops: 1e15, ContentFlops: 8e14, SavedFlops: 6e14, Modes: []*quirev1.EvictionMode{
+			{Mode: "lru", SavedFlops: 5e14}, {Mode: "value", Shards: 3, SavedFlops: 6e14}, {Mode: "strict", Shards: 1, SavedFlops: 5.8e14},
+		}},
 	}}
 	use := func(ns *quirev1.Namespace, pages, hits, misses uint64) *quirev1.Namespace {
 		ns.Usage = &quirev1.NamespaceUsage{Pages: pages, Bytes: pages << 20, Hits: hits, Misses: misses, LastWrite: timestamppb.New(topStart.Add(-time.Hour))}

@@ -82,7 +82,7 @@ const minTableLines = 4
 func (m *topModel) figures() []topLine {
 	parts := [][]topLine{m.headLines()}
 	if m.last != nil {
-		parts = append(parts, m.tierLines(), m.rateLines(), m.reasonLines())
+		parts = append(parts, m.tierLines(), m.rateLines(), m.reasonLines(), m.evictionLines())
 	}
 	var lines []topLine
 	for i, p := range parts {
@@ -233,6 +233,14 @@ func (m *topModel) curve(get func(*topRates) float64) string {
 }
 
 // reasonLines say why pages were not served, not taken and taken away, where there are any.
+func (m *topModel) evictionLines() []topLine {
+	text := m.data.Eviction.text()
+	if text == "" {
+		return nil
+	}
+	return []topLine{line(plain(fmt.Sprintf("%-10s", "eviction")), dim(printable(text)))}
+}
+
 func (m *topModel) reasonLines() []topLine {
 	c := &m.data.Counters
 	var lines []topLine

@@ -70,6 +70,7 @@ type Explanation struct {
 	Parent   PageRef // zero: root or unknown
 	Expiry   clock.Wall
 	Score    evict.Score // in RankTier
+	Unit     string      // of Score, for people
 	RankTier evict.Tier  // Host if it is there, else where it is
 	Below    int         // pages that score less, of Sampled
 	Sampled  int         // pages that may go from that tier, taken here and there; maxRanked at most
@@ -180,7 +181,10 @@ func (s *Shard) Explain(now clock.Instant, wall clock.Wall, k *page.Key) Explana
 			break
 		}
 	}
-	e.Score = s.worth(now, i, e.RankTier)
+	e.Score, e.Unit = s.worth(now, i, e.RankTier), "s of the last use since the start"
+	if _, ok := s.o.Policy.(evict.Simulator); ok {
+		e.Unit = "FLOP per byte-second"
+	}
 	s.rank(now, i, &e)
 	return e
 }

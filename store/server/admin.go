@@ -39,6 +39,12 @@ func (s adminService) Status(ctx context.Context, _ *quirev1.StatusRequest) (*qu
 	for _, t := range st.Tiers {
 		out.Tiers = append(out.Tiers, tierToProto(&t, &st.Totals.Tiers[t.Tier]))
 	}
+	if e := &st.Eviction; e.Modes != nil {
+		out.Eviction = &quirev1.EvictionStatus{UsedFlops: e.Used, ContentFlops: e.Content, SavedFlops: e.Saved}
+		for _, m := range e.Modes {
+			out.Eviction.Modes = append(out.Eviction.Modes, &quirev1.EvictionMode{Mode: m.Name, Shards: uint32(m.Shards), SavedFlops: m.Saved})
+		}
+	}
 	return out, nil
 }
 

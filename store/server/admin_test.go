@@ -128,6 +128,15 @@ func TestCase_C51_Explain(t *testing.T) {
 	if want := "Served from host by 1 extent; the same hash lives in 1 other place, the first of which differs in model.weights."; x[0].Text != want {
 		t.Errorf("text %q", x[0].Text)
 	}
+	if p := x[0]; p.ScoreUnit != "FLOP per byte-second" || p.ScoreTier != "host" || p.RankedPages == 0 || p.RankedBelow > p.RankedPages {
+		t.Errorf("what it is worth: %v", p)
+	}
+	if p := x[2]; p.ScoreUnit != "" || p.ScoreTier != "" || p.RankedPages != 0 {
+		t.Errorf("what a page that is not there is worth: %v", p)
+	}
+	if st, err := op.admin.Status(ctx(t), &quirev1.StatusRequest{}); err != nil || len(st.GetEviction().GetModes()) != 4 || st.Eviction.UsedFlops <= 0 {
+		t.Errorf("what eviction knows: %v, %v", st.GetEviction(), err)
+	}
 	if p := x[2]; p.Served || p.Reason != quirev1.Reason_REASON_ABSENT || !strings.HasPrefix(p.Text, "Not served: ") {
 		t.Errorf("an absent page: %v", p)
 	}

@@ -63,7 +63,11 @@ func (n *node) explain(a *asked, k *page.Key) *quirev1.PageExplanation {
 	out := &quirev1.PageExplanation{
 		Hash: k.Hash.Bytes(), Served: x.Served && why == reason.None, Reason: rpc.ToProto(why),
 		Depth: x.Depth, Children: x.Children, Pins: x.Pins, Orphan: x.Orphan, Score: float64(x.Score),
+		ScoreUnit: x.Unit, RankedBelow: uint32(x.Below), RankedPages: uint32(x.Sampled),
 		Expires: timeToProto(x.Expiry.Time()), Elsewhere: n.elsewhere(a, k),
+	}
+	if x.Known {
+		out.ScoreTier = x.RankTier.String()
 	}
 	for i := range x.Extents {
 		e := &x.Extents[i]

@@ -71,7 +71,7 @@ func (x Lease_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Lease_Kind.Descriptor instead.
 func (Lease_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{14, 0}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{16, 0}
 }
 
 type StatusRequest struct {
@@ -126,8 +126,10 @@ type StatusResponse struct {
 	Sessions              uint64        `protobuf:"varint,11,opt,name=sessions,proto3" json:"sessions,omitempty"`
 	PinnedBytes           uint64        `protobuf:"varint,12,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"`
 	Counters              *NodeCounters `protobuf:"bytes,13,opt,name=counters,proto3" json:"counters,omitempty"`
-	unknownFields         protoimpl.UnknownFields
-	sizeCache             protoimpl.SizeCache
+	// Absent where the policy of eviction knows nothing of other choices.
+	Eviction      *EvictionStatus `protobuf:"bytes,14,opt,name=eviction,proto3" json:"eviction,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -251,6 +253,148 @@ func (x *StatusResponse) GetCounters() *NodeCounters {
 	return nil
 }
 
+func (x *StatusResponse) GetEviction() *EvictionStatus {
+	if x != nil {
+		return x.Eviction
+	}
+	return nil
+}
+
+// EvictionStatus is what eviction knows of itself, from a sample: FLOPs of uses of pages, since the start.
+type EvictionStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of all: what they would have cost without a store.
+	UsedFlops float64 `protobuf:"fixed64,1,opt,name=used_flops,json=usedFlops,proto3" json:"used_flops,omitempty"`
+	// Of pages that were seen before: what a store without end would have saved.
+	ContentFlops float64 `protobuf:"fixed64,2,opt,name=content_flops,json=contentFlops,proto3" json:"content_flops,omitempty"`
+	// Of pages that were there.
+	SavedFlops    float64         `protobuf:"fixed64,3,opt,name=saved_flops,json=savedFlops,proto3" json:"saved_flops,omitempty"`
+	Modes         []*EvictionMode `protobuf:"bytes,4,rep,name=modes,proto3" json:"modes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvictionStatus) Reset() {
+	*x = EvictionStatus{}
+	mi := &file_quire_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvictionStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvictionStatus) ProtoMessage() {}
+
+func (x *EvictionStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvictionStatus.ProtoReflect.Descriptor instead.
+func (*EvictionStatus) Descriptor() ([]byte, []int) {
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *EvictionStatus) GetUsedFlops() float64 {
+	if x != nil {
+		return x.UsedFlops
+	}
+	return 0
+}
+
+func (x *EvictionStatus) GetContentFlops() float64 {
+	if x != nil {
+		return x.ContentFlops
+	}
+	return 0
+}
+
+func (x *EvictionStatus) GetSavedFlops() float64 {
+	if x != nil {
+		return x.SavedFlops
+	}
+	return 0
+}
+
+func (x *EvictionStatus) GetModes() []*EvictionMode {
+	if x != nil {
+		return x.Modes
+	}
+	return nil
+}
+
+// EvictionMode is one way to rank pages.
+type EvictionMode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Mode  string                 `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	// Shards that are in it.
+	Shards uint32 `protobuf:"varint,2,opt,name=shards,proto3" json:"shards,omitempty"`
+	// What a store of the same size would have saved that were always in it.
+	SavedFlops    float64 `protobuf:"fixed64,3,opt,name=saved_flops,json=savedFlops,proto3" json:"saved_flops,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvictionMode) Reset() {
+	*x = EvictionMode{}
+	mi := &file_quire_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvictionMode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvictionMode) ProtoMessage() {}
+
+func (x *EvictionMode) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvictionMode.ProtoReflect.Descriptor instead.
+func (*EvictionMode) Descriptor() ([]byte, []int) {
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *EvictionMode) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *EvictionMode) GetShards() uint32 {
+	if x != nil {
+		return x.Shards
+	}
+	return 0
+}
+
+func (x *EvictionMode) GetSavedFlops() float64 {
+	if x != nil {
+		return x.SavedFlops
+	}
+	return 0
+}
+
 // NodeCounters are since the start: rates are their differences, and begin anew with another boot_id.
 type NodeCounters struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -283,7 +427,7 @@ type NodeCounters struct {
 
 func (x *NodeCounters) Reset() {
 	*x = NodeCounters{}
-	mi := &file_quire_v1_admin_proto_msgTypes[2]
+	mi := &file_quire_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -295,7 +439,7 @@ func (x *NodeCounters) String() string {
 func (*NodeCounters) ProtoMessage() {}
 
 func (x *NodeCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[2]
+	mi := &file_quire_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -308,7 +452,7 @@ func (x *NodeCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCounters.ProtoReflect.Descriptor instead.
 func (*NodeCounters) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *NodeCounters) GetLookups() uint64 {
@@ -419,7 +563,7 @@ type ReasonCount struct {
 
 func (x *ReasonCount) Reset() {
 	*x = ReasonCount{}
-	mi := &file_quire_v1_admin_proto_msgTypes[3]
+	mi := &file_quire_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -431,7 +575,7 @@ func (x *ReasonCount) String() string {
 func (*ReasonCount) ProtoMessage() {}
 
 func (x *ReasonCount) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[3]
+	mi := &file_quire_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -444,7 +588,7 @@ func (x *ReasonCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonCount.ProtoReflect.Descriptor instead.
 func (*ReasonCount) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ReasonCount) GetReason() Reason {
@@ -483,7 +627,7 @@ type TierStatus struct {
 
 func (x *TierStatus) Reset() {
 	*x = TierStatus{}
-	mi := &file_quire_v1_admin_proto_msgTypes[4]
+	mi := &file_quire_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -495,7 +639,7 @@ func (x *TierStatus) String() string {
 func (*TierStatus) ProtoMessage() {}
 
 func (x *TierStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[4]
+	mi := &file_quire_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -508,7 +652,7 @@ func (x *TierStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierStatus.ProtoReflect.Descriptor instead.
 func (*TierStatus) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TierStatus) GetTier() string {
@@ -593,7 +737,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[5]
+	mi := &file_quire_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -605,7 +749,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[5]
+	mi := &file_quire_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -618,7 +762,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ScrubRequest) GetTier() string {
@@ -651,7 +795,7 @@ type ScrubResponse struct {
 
 func (x *ScrubResponse) Reset() {
 	*x = ScrubResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[6]
+	mi := &file_quire_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -663,7 +807,7 @@ func (x *ScrubResponse) String() string {
 func (*ScrubResponse) ProtoMessage() {}
 
 func (x *ScrubResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[6]
+	mi := &file_quire_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -676,7 +820,7 @@ func (x *ScrubResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubResponse.ProtoReflect.Descriptor instead.
 func (*ScrubResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ScrubResponse) GetVerifiedExtents() uint64 {
@@ -724,7 +868,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[7]
+	mi := &file_quire_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -736,7 +880,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[7]
+	mi := &file_quire_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -749,7 +893,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ExplainRequest) GetNamespace() *NamespaceRef {
@@ -775,7 +919,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[8]
+	mi := &file_quire_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -787,7 +931,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[8]
+	mi := &file_quire_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -800,7 +944,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExplainResponse) GetPages() []*PageExplanation {
@@ -826,15 +970,20 @@ type PageExplanation struct {
 	Pins       uint32                 `protobuf:"varint,10,opt,name=pins,proto3" json:"pins,omitempty"`
 	Orphan     bool                   `protobuf:"varint,11,opt,name=orphan,proto3" json:"orphan,omitempty"`
 	Expires    *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=expires,proto3" json:"expires,omitempty"`
-	// Rank among victims: what the policy says it is worth.
-	Score         float64 `protobuf:"fixed64,13,opt,name=score,proto3" json:"score,omitempty"`
+	// What the policy says it is worth, in score_unit, in score_tier: the one that pages are published to, or where it is.
+	Score     float64 `protobuf:"fixed64,13,opt,name=score,proto3" json:"score,omitempty"`
+	ScoreTier string  `protobuf:"bytes,14,opt,name=score_tier,json=scoreTier,proto3" json:"score_tier,omitempty"`
+	ScoreUnit string  `protobuf:"bytes,15,opt,name=score_unit,json=scoreUnit,proto3" json:"score_unit,omitempty"`
+	// Of ranked_pages others that may go from that tier, taken here and there, so many score less. 0 of 0: there is none.
+	RankedBelow   uint32 `protobuf:"varint,16,opt,name=ranked_below,json=rankedBelow,proto3" json:"ranked_below,omitempty"`
+	RankedPages   uint32 `protobuf:"varint,17,opt,name=ranked_pages,json=rankedPages,proto3" json:"ranked_pages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PageExplanation) Reset() {
 	*x = PageExplanation{}
-	mi := &file_quire_v1_admin_proto_msgTypes[9]
+	mi := &file_quire_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -846,7 +995,7 @@ func (x *PageExplanation) String() string {
 func (*PageExplanation) ProtoMessage() {}
 
 func (x *PageExplanation) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[9]
+	mi := &file_quire_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -859,7 +1008,7 @@ func (x *PageExplanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageExplanation.ProtoReflect.Descriptor instead.
 func (*PageExplanation) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PageExplanation) GetHash() []byte {
@@ -953,6 +1102,34 @@ func (x *PageExplanation) GetScore() float64 {
 	return 0
 }
 
+func (x *PageExplanation) GetScoreTier() string {
+	if x != nil {
+		return x.ScoreTier
+	}
+	return ""
+}
+
+func (x *PageExplanation) GetScoreUnit() string {
+	if x != nil {
+		return x.ScoreUnit
+	}
+	return ""
+}
+
+func (x *PageExplanation) GetRankedBelow() uint32 {
+	if x != nil {
+		return x.RankedBelow
+	}
+	return 0
+}
+
+func (x *PageExplanation) GetRankedPages() uint32 {
+	if x != nil {
+		return x.RankedPages
+	}
+	return 0
+}
+
 type StoredExtent struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	ExtentId []byte                 `protobuf:"bytes,1,opt,name=extent_id,json=extentId,proto3" json:"extent_id,omitempty"`
@@ -969,7 +1146,7 @@ type StoredExtent struct {
 
 func (x *StoredExtent) Reset() {
 	*x = StoredExtent{}
-	mi := &file_quire_v1_admin_proto_msgTypes[10]
+	mi := &file_quire_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -981,7 +1158,7 @@ func (x *StoredExtent) String() string {
 func (*StoredExtent) ProtoMessage() {}
 
 func (x *StoredExtent) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[10]
+	mi := &file_quire_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -994,7 +1171,7 @@ func (x *StoredExtent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredExtent.ProtoReflect.Descriptor instead.
 func (*StoredExtent) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StoredExtent) GetExtentId() []byte {
@@ -1059,7 +1236,7 @@ type SameHash struct {
 
 func (x *SameHash) Reset() {
 	*x = SameHash{}
-	mi := &file_quire_v1_admin_proto_msgTypes[11]
+	mi := &file_quire_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +1248,7 @@ func (x *SameHash) String() string {
 func (*SameHash) ProtoMessage() {}
 
 func (x *SameHash) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[11]
+	mi := &file_quire_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1261,7 @@ func (x *SameHash) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SameHash.ProtoReflect.Descriptor instead.
 func (*SameHash) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SameHash) GetNamespace() []byte {
@@ -1132,7 +1309,7 @@ type ListLeasesRequest struct {
 
 func (x *ListLeasesRequest) Reset() {
 	*x = ListLeasesRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[12]
+	mi := &file_quire_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1144,7 +1321,7 @@ func (x *ListLeasesRequest) String() string {
 func (*ListLeasesRequest) ProtoMessage() {}
 
 func (x *ListLeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[12]
+	mi := &file_quire_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1157,7 +1334,7 @@ func (x *ListLeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLeasesRequest.ProtoReflect.Descriptor instead.
 func (*ListLeasesRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListLeasesRequest) GetNamespace() *NamespaceRef {
@@ -1176,7 +1353,7 @@ type ListLeasesResponse struct {
 
 func (x *ListLeasesResponse) Reset() {
 	*x = ListLeasesResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[13]
+	mi := &file_quire_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1365,7 @@ func (x *ListLeasesResponse) String() string {
 func (*ListLeasesResponse) ProtoMessage() {}
 
 func (x *ListLeasesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[13]
+	mi := &file_quire_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1378,7 @@ func (x *ListLeasesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLeasesResponse.ProtoReflect.Descriptor instead.
 func (*ListLeasesResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListLeasesResponse) GetLeases() []*Lease {
@@ -1227,7 +1404,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_quire_v1_admin_proto_msgTypes[14]
+	mi := &file_quire_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1239,7 +1416,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[14]
+	mi := &file_quire_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1252,7 +1429,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Lease) GetKind() Lease_Kind {
@@ -1325,7 +1502,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[15]
+	mi := &file_quire_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1337,7 +1514,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[15]
+	mi := &file_quire_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1350,7 +1527,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CreateTokenRequest) GetName() string {
@@ -1391,7 +1568,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[16]
+	mi := &file_quire_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1403,7 +1580,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[16]
+	mi := &file_quire_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1416,7 +1593,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CreateTokenResponse) GetSecret() string {
@@ -1446,7 +1623,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_quire_v1_admin_proto_msgTypes[17]
+	mi := &file_quire_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1458,7 +1635,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[17]
+	mi := &file_quire_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1471,7 +1648,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Token) GetName() string {
@@ -1517,7 +1694,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[18]
+	mi := &file_quire_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1706,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[18]
+	mi := &file_quire_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1719,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 type ListTokensResponse struct {
@@ -1554,7 +1731,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[19]
+	mi := &file_quire_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1566,7 +1743,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[19]
+	mi := &file_quire_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1579,7 +1756,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -1598,7 +1775,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[20]
+	mi := &file_quire_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1610,7 +1787,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[20]
+	mi := &file_quire_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1623,7 +1800,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RevokeTokenRequest) GetName() string {
@@ -1641,7 +1818,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[21]
+	mi := &file_quire_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1653,7 +1830,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[21]
+	mi := &file_quire_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1666,7 +1843,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 type SetTenantRequest struct {
@@ -1682,7 +1859,7 @@ type SetTenantRequest struct {
 
 func (x *SetTenantRequest) Reset() {
 	*x = SetTenantRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[22]
+	mi := &file_quire_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1694,7 +1871,7 @@ func (x *SetTenantRequest) String() string {
 func (*SetTenantRequest) ProtoMessage() {}
 
 func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[22]
+	mi := &file_quire_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1707,7 +1884,7 @@ func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
 func (*SetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SetTenantRequest) GetTenant() string {
@@ -1747,7 +1924,7 @@ type SetTenantResponse struct {
 
 func (x *SetTenantResponse) Reset() {
 	*x = SetTenantResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[23]
+	mi := &file_quire_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1759,7 +1936,7 @@ func (x *SetTenantResponse) String() string {
 func (*SetTenantResponse) ProtoMessage() {}
 
 func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[23]
+	mi := &file_quire_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1772,7 +1949,7 @@ func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantResponse.ProtoReflect.Descriptor instead.
 func (*SetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SetTenantResponse) GetTenant() *Tenant {
@@ -1807,7 +1984,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_quire_v1_admin_proto_msgTypes[24]
+	mi := &file_quire_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +1996,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[24]
+	mi := &file_quire_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +2009,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Tenant) GetTenant() string {
@@ -1913,7 +2090,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[25]
+	mi := &file_quire_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1925,7 +2102,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[25]
+	mi := &file_quire_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1938,7 +2115,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 type ListTenantsResponse struct {
@@ -1951,7 +2128,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[26]
+	mi := &file_quire_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1963,7 +2140,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[26]
+	mi := &file_quire_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1976,7 +2153,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -1991,7 +2168,7 @@ var File_quire_v1_admin_proto protoreflect.FileDescriptor
 const file_quire_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x14quire/v1/admin.proto\x12\bquire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15quire/v1/common.proto\"\x0f\n" +
-	"\rStatusRequest\"\xe9\x03\n" +
+	"\rStatusRequest\"\x9f\x04\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\fR\x06bootId\x121\n" +
@@ -2007,7 +2184,20 @@ const file_quire_v1_admin_proto_rawDesc = "" +
 	" \x01(\x04R\fpublications\x12\x1a\n" +
 	"\bsessions\x18\v \x01(\x04R\bsessions\x12!\n" +
 	"\fpinned_bytes\x18\f \x01(\x04R\vpinnedBytes\x122\n" +
-	"\bcounters\x18\r \x01(\v2\x16.quire.v1.NodeCountersR\bcounters\"\xcf\x04\n" +
+	"\bcounters\x18\r \x01(\v2\x16.quire.v1.NodeCountersR\bcounters\x124\n" +
+	"\beviction\x18\x0e \x01(\v2\x18.quire.v1.EvictionStatusR\beviction\"\xa3\x01\n" +
+	"\x0eEvictionStatus\x12\x1d\n" +
+	"\n" +
+	"used_flops\x18\x01 \x01(\x01R\tusedFlops\x12#\n" +
+	"\rcontent_flops\x18\x02 \x01(\x01R\fcontentFlops\x12\x1f\n" +
+	"\vsaved_flops\x18\x03 \x01(\x01R\n" +
+	"savedFlops\x12,\n" +
+	"\x05modes\x18\x04 \x03(\v2\x16.quire.v1.EvictionModeR\x05modes\"[\n" +
+	"\fEvictionMode\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x16\n" +
+	"\x06shards\x18\x02 \x01(\rR\x06shards\x12\x1f\n" +
+	"\vsaved_flops\x18\x03 \x01(\x01R\n" +
+	"savedFlops\"\xcf\x04\n" +
 	"\fNodeCounters\x12\x18\n" +
 	"\alookups\x18\x01 \x01(\x04R\alookups\x12\x19\n" +
 	"\bhit_keys\x18\x02 \x01(\x04R\ahitKeys\x12\x1f\n" +
@@ -2058,7 +2248,7 @@ const file_quire_v1_admin_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\v2\x16.quire.v1.NamespaceRefR\tnamespace\x12\"\n" +
 	"\x03run\x18\x02 \x01(\v2\x10.quire.v1.KeyRunR\x03run\"B\n" +
 	"\x0fExplainResponse\x12/\n" +
-	"\x05pages\x18\x01 \x03(\v2\x19.quire.v1.PageExplanationR\x05pages\"\xaa\x03\n" +
+	"\x05pages\x18\x01 \x03(\v2\x19.quire.v1.PageExplanationR\x05pages\"\xae\x04\n" +
 	"\x0fPageExplanation\x12\x12\n" +
 	"\x04hash\x18\x01 \x01(\fR\x04hash\x12\x16\n" +
 	"\x06served\x18\x02 \x01(\bR\x06served\x12(\n" +
@@ -2074,7 +2264,13 @@ const file_quire_v1_admin_proto_rawDesc = "" +
 	" \x01(\rR\x04pins\x12\x16\n" +
 	"\x06orphan\x18\v \x01(\bR\x06orphan\x124\n" +
 	"\aexpires\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x14\n" +
-	"\x05score\x18\r \x01(\x01R\x05score\"\xeb\x01\n" +
+	"\x05score\x18\r \x01(\x01R\x05score\x12\x1d\n" +
+	"\n" +
+	"score_tier\x18\x0e \x01(\tR\tscoreTier\x12\x1d\n" +
+	"\n" +
+	"score_unit\x18\x0f \x01(\tR\tscoreUnit\x12!\n" +
+	"\franked_below\x18\x10 \x01(\rR\vrankedBelow\x12!\n" +
+	"\franked_pages\x18\x11 \x01(\rR\vrankedPages\"\xeb\x01\n" +
 	"\fStoredExtent\x12\x1b\n" +
 	"\textent_id\x18\x01 \x01(\fR\bextentId\x12\"\n" +
 	"\x04view\x18\x02 \x01(\v2\x0e.quire.v1.ViewR\x04view\x12\x12\n" +
@@ -2183,96 +2379,100 @@ func file_quire_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_quire_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_quire_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_quire_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_quire_v1_admin_proto_goTypes = []any{
 	(Lease_Kind)(0),               // 0: quire.v1.Lease.Kind
 	(*StatusRequest)(nil),         // 1: quire.v1.StatusRequest
 	(*StatusResponse)(nil),        // 2: quire.v1.StatusResponse
-	(*NodeCounters)(nil),          // 3: quire.v1.NodeCounters
-	(*ReasonCount)(nil),           // 4: quire.v1.ReasonCount
-	(*TierStatus)(nil),            // 5: quire.v1.TierStatus
-	(*ScrubRequest)(nil),          // 6: quire.v1.ScrubRequest
-	(*ScrubResponse)(nil),         // 7: quire.v1.ScrubResponse
-	(*ExplainRequest)(nil),        // 8: quire.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 9: quire.v1.ExplainResponse
-	(*PageExplanation)(nil),       // 10: quire.v1.PageExplanation
-	(*StoredExtent)(nil),          // 11: quire.v1.StoredExtent
-	(*SameHash)(nil),              // 12: quire.v1.SameHash
-	(*ListLeasesRequest)(nil),     // 13: quire.v1.ListLeasesRequest
-	(*ListLeasesResponse)(nil),    // 14: quire.v1.ListLeasesResponse
-	(*Lease)(nil),                 // 15: quire.v1.Lease
-	(*CreateTokenRequest)(nil),    // 16: quire.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),   // 17: quire.v1.CreateTokenResponse
-	(*Token)(nil),                 // 18: quire.v1.Token
-	(*ListTokensRequest)(nil),     // 19: quire.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),    // 20: quire.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),    // 21: quire.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),   // 22: quire.v1.RevokeTokenResponse
-	(*SetTenantRequest)(nil),      // 23: quire.v1.SetTenantRequest
-	(*SetTenantResponse)(nil),     // 24: quire.v1.SetTenantResponse
-	(*Tenant)(nil),                // 25: quire.v1.Tenant
-	(*ListTenantsRequest)(nil),    // 26: quire.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),   // 27: quire.v1.ListTenantsResponse
-	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
-	(Reason)(0),                   // 29: quire.v1.Reason
-	(*NamespaceRef)(nil),          // 30: quire.v1.NamespaceRef
-	(*KeyRun)(nil),                // 31: quire.v1.KeyRun
-	(*timestamppb.Timestamp)(nil), // 32: google.protobuf.Timestamp
-	(*View)(nil),                  // 33: quire.v1.View
-	(*Difference)(nil),            // 34: quire.v1.Difference
+	(*EvictionStatus)(nil),        // 3: quire.v1.EvictionStatus
+	(*EvictionMode)(nil),          // 4: quire.v1.EvictionMode
+	(*NodeCounters)(nil),          // 5: quire.v1.NodeCounters
+	(*ReasonCount)(nil),           // 6: quire.v1.ReasonCount
+	(*TierStatus)(nil),            // 7: quire.v1.TierStatus
+	(*ScrubRequest)(nil),          // 8: quire.v1.ScrubRequest
+	(*ScrubResponse)(nil),         // 9: quire.v1.ScrubResponse
+	(*ExplainRequest)(nil),        // 10: quire.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 11: quire.v1.ExplainResponse
+	(*PageExplanation)(nil),       // 12: quire.v1.PageExplanation
+	(*StoredExtent)(nil),          // 13: quire.v1.StoredExtent
+	(*SameHash)(nil),              // 14: quire.v1.SameHash
+	(*ListLeasesRequest)(nil),     // 15: quire.v1.ListLeasesRequest
+	(*ListLeasesResponse)(nil),    // 16: quire.v1.ListLeasesResponse
+	(*Lease)(nil),                 // 17: quire.v1.Lease
+	(*CreateTokenRequest)(nil),    // 18: quire.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),   // 19: quire.v1.CreateTokenResponse
+	(*Token)(nil),                 // 20: quire.v1.Token
+	(*ListTokensRequest)(nil),     // 21: quire.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),    // 22: quire.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),    // 23: quire.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),   // 24: quire.v1.RevokeTokenResponse
+	(*SetTenantRequest)(nil),      // 25: quire.v1.SetTenantRequest
+	(*SetTenantResponse)(nil),     // 26: quire.v1.SetTenantResponse
+	(*Tenant)(nil),                // 27: quire.v1.Tenant
+	(*ListTenantsRequest)(nil),    // 28: quire.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),   // 29: quire.v1.ListTenantsResponse
+	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
+	(Reason)(0),                   // 31: quire.v1.Reason
+	(*NamespaceRef)(nil),          // 32: quire.v1.NamespaceRef
+	(*KeyRun)(nil),                // 33: quire.v1.KeyRun
+	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
+	(*View)(nil),                  // 35: quire.v1.View
+	(*Difference)(nil),            // 36: quire.v1.Difference
 }
 var file_quire_v1_admin_proto_depIdxs = []int32{
-	28, // 0: quire.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	5,  // 1: quire.v1.StatusResponse.tiers:type_name -> quire.v1.TierStatus
-	3,  // 2: quire.v1.StatusResponse.counters:type_name -> quire.v1.NodeCounters
-	4,  // 3: quire.v1.NodeCounters.missed_pages:type_name -> quire.v1.ReasonCount
-	4,  // 4: quire.v1.NodeCounters.refused_pages:type_name -> quire.v1.ReasonCount
-	4,  // 5: quire.v1.NodeCounters.removed_extents:type_name -> quire.v1.ReasonCount
-	29, // 6: quire.v1.ReasonCount.reason:type_name -> quire.v1.Reason
-	30, // 7: quire.v1.ExplainRequest.namespace:type_name -> quire.v1.NamespaceRef
-	31, // 8: quire.v1.ExplainRequest.run:type_name -> quire.v1.KeyRun
-	10, // 9: quire.v1.ExplainResponse.pages:type_name -> quire.v1.PageExplanation
-	29, // 10: quire.v1.PageExplanation.reason:type_name -> quire.v1.Reason
-	11, // 11: quire.v1.PageExplanation.extents:type_name -> quire.v1.StoredExtent
-	12, // 12: quire.v1.PageExplanation.elsewhere:type_name -> quire.v1.SameHash
-	32, // 13: quire.v1.PageExplanation.expires:type_name -> google.protobuf.Timestamp
-	33, // 14: quire.v1.StoredExtent.view:type_name -> quire.v1.View
-	32, // 15: quire.v1.StoredExtent.created:type_name -> google.protobuf.Timestamp
-	34, // 16: quire.v1.SameHash.differences:type_name -> quire.v1.Difference
-	30, // 17: quire.v1.ListLeasesRequest.namespace:type_name -> quire.v1.NamespaceRef
-	15, // 18: quire.v1.ListLeasesResponse.leases:type_name -> quire.v1.Lease
-	0,  // 19: quire.v1.Lease.kind:type_name -> quire.v1.Lease.Kind
-	28, // 20: quire.v1.Lease.remaining:type_name -> google.protobuf.Duration
-	28, // 21: quire.v1.CreateTokenRequest.lifetime:type_name -> google.protobuf.Duration
-	18, // 22: quire.v1.CreateTokenResponse.token:type_name -> quire.v1.Token
-	32, // 23: quire.v1.Token.created:type_name -> google.protobuf.Timestamp
-	32, // 24: quire.v1.Token.expiry:type_name -> google.protobuf.Timestamp
-	18, // 25: quire.v1.ListTokensResponse.tokens:type_name -> quire.v1.Token
-	25, // 26: quire.v1.SetTenantResponse.tenant:type_name -> quire.v1.Tenant
-	25, // 27: quire.v1.ListTenantsResponse.tenants:type_name -> quire.v1.Tenant
-	1,  // 28: quire.v1.AdminService.Status:input_type -> quire.v1.StatusRequest
-	8,  // 29: quire.v1.AdminService.Explain:input_type -> quire.v1.ExplainRequest
-	13, // 30: quire.v1.AdminService.ListLeases:input_type -> quire.v1.ListLeasesRequest
-	6,  // 31: quire.v1.AdminService.Scrub:input_type -> quire.v1.ScrubRequest
-	16, // 32: quire.v1.AdminService.CreateToken:input_type -> quire.v1.CreateTokenRequest
-	19, // 33: quire.v1.AdminService.ListTokens:input_type -> quire.v1.ListTokensRequest
-	21, // 34: quire.v1.AdminService.RevokeToken:input_type -> quire.v1.RevokeTokenRequest
-	23, // 35: quire.v1.AdminService.SetTenant:input_type -> quire.v1.SetTenantRequest
-	26, // 36: quire.v1.AdminService.ListTenants:input_type -> quire.v1.ListTenantsRequest
-	2,  // 37: quire.v1.AdminService.Status:output_type -> quire.v1.StatusResponse
-	9,  // 38: quire.v1.AdminService.Explain:output_type -> quire.v1.ExplainResponse
-	14, // 39: quire.v1.AdminService.ListLeases:output_type -> quire.v1.ListLeasesResponse
-	7,  // 40: quire.v1.AdminService.Scrub:output_type -> quire.v1.ScrubResponse
-	17, // 41: quire.v1.AdminService.CreateToken:output_type -> quire.v1.CreateTokenResponse
-	20, // 42: quire.v1.AdminService.ListTokens:output_type -> quire.v1.ListTokensResponse
-	22, // 43: quire.v1.AdminService.RevokeToken:output_type -> quire.v1.RevokeTokenResponse
-	24, // 44: quire.v1.AdminService.SetTenant:output_type -> quire.v1.SetTenantResponse
-	27, // 45: quire.v1.AdminService.ListTenants:output_type -> quire.v1.ListTenantsResponse
-	37, // [37:46] is the sub-list for method output_type
-	28, // [28:37] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	30, // 0: quire.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	7,  // 1: quire.v1.StatusResponse.tiers:type_name -> quire.v1.TierStatus
+	5,  // 2: quire.v1.StatusResponse.counters:type_name -> quire.v1.NodeCounters
+	3,  // 3: quire.v1.StatusResponse.eviction:type_name -> quire.v1.EvictionStatus
+	4,  // 4: quire.v1.EvictionStatus.modes:type_name -> quire.v1.EvictionMode
+	6,  // 5: quire.v1.NodeCounters.missed_pages:type_name -> quire.v1.ReasonCount
+	6,  // 6: quire.v1.NodeCounters.refused_pages:type_name -> quire.v1.ReasonCount
+	6,  // 7: quire.v1.NodeCounters.removed_extents:type_name -> quire.v1.ReasonCount
+	31, // 8: quire.v1.ReasonCount.reason:type_name -> quire.v1.Reason
+	32, // 9: quire.v1.ExplainRequest.namespace:type_name -> quire.v1.NamespaceRef
+	33, // 10: quire.v1.ExplainRequest.run:type_name -> quire.v1.KeyRun
+	12, // 11: quire.v1.ExplainResponse.pages:type_name -> quire.v1.PageExplanation
+	31, // 12: quire.v1.PageExplanation.reason:type_name -> quire.v1.Reason
+	13, // 13: quire.v1.PageExplanation.extents:type_name -> quire.v1.StoredExtent
+	14, // 14: quire.v1.PageExplanation.elsewhere:type_name -> quire.v1.SameHash
+	34, // 15: quire.v1.PageExplanation.expires:type_name -> google.protobuf.Timestamp
+	35, // 16: quire.v1.StoredExtent.view:type_name -> quire.v1.View
+	34, // 17: quire.v1.StoredExtent.created:type_name -> google.protobuf.Timestamp
+	36, // 18: quire.v1.SameHash.differences:type_name -> quire.v1.Difference
+	32, // 19: quire.v1.ListLeasesRequest.namespace:type_name -> quire.v1.NamespaceRef
+	17, // 20: quire.v1.ListLeasesResponse.leases:type_name -> quire.v1.Lease
+	0,  // 21: quire.v1.Lease.kind:type_name -> quire.v1.Lease.Kind
+	30, // 22: quire.v1.Lease.remaining:type_name -> google.protobuf.Duration
+	30, // 23: quire.v1.CreateTokenRequest.lifetime:type_name -> google.protobuf.Duration
+	20, // 24: quire.v1.CreateTokenResponse.token:type_name -> quire.v1.Token
+	34, // 25: quire.v1.Token.created:type_name -> google.protobuf.Timestamp
+	34, // 26: quire.v1.Token.expiry:type_name -> google.protobuf.Timestamp
+	20, // 27: quire.v1.ListTokensResponse.tokens:type_name -> quire.v1.Token
+	27, // 28: quire.v1.SetTenantResponse.tenant:type_name -> quire.v1.Tenant
+	27, // 29: quire.v1.ListTenantsResponse.tenants:type_name -> quire.v1.Tenant
+	1,  // 30: quire.v1.AdminService.Status:input_type -> quire.v1.StatusRequest
+	10, // 31: quire.v1.AdminService.Explain:input_type -> quire.v1.ExplainRequest
+	15, // 32: quire.v1.AdminService.ListLeases:input_type -> quire.v1.ListLeasesRequest
+	8,  // 33: quire.v1.AdminService.Scrub:input_type -> quire.v1.ScrubRequest
+	18, // 34: quire.v1.AdminService.CreateToken:input_type -> quire.v1.CreateTokenRequest
+	21, // 35: quire.v1.AdminService.ListTokens:input_type -> quire.v1.ListTokensRequest
+	23, // 36: quire.v1.AdminService.RevokeToken:input_type -> quire.v1.RevokeTokenRequest
+	25, // 37: quire.v1.AdminService.SetTenant:input_type -> quire.v1.SetTenantRequest
+	28, // 38: quire.v1.AdminService.ListTenants:input_type -> quire.v1.ListTenantsRequest
+	2,  // 39: quire.v1.AdminService.Status:output_type -> quire.v1.StatusResponse
+	11, // 40: quire.v1.AdminService.Explain:output_type -> quire.v1.ExplainResponse
+	16, // 41: quire.v1.AdminService.ListLeases:output_type -> quire.v1.ListLeasesResponse
+	9,  // 42: quire.v1.AdminService.Scrub:output_type -> quire.v1.ScrubResponse
+	19, // 43: quire.v1.AdminService.CreateToken:output_type -> quire.v1.CreateTokenResponse
+	22, // 44: quire.v1.AdminService.ListTokens:output_type -> quire.v1.ListTokensResponse
+	24, // 45: quire.v1.AdminService.RevokeToken:output_type -> quire.v1.RevokeTokenResponse
+	26, // 46: quire.v1.AdminService.SetTenant:output_type -> quire.v1.SetTenantResponse
+	29, // 47: quire.v1.AdminService.ListTenants:output_type -> quire.v1.ListTenantsResponse
+	39, // [39:48] is the sub-list for method output_type
+	30, // [30:39] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_quire_v1_admin_proto_init() }
@@ -2281,14 +2481,14 @@ func file_quire_v1_admin_proto_init() {
 		return
 	}
 	file_quire_v1_common_proto_init()
-	file_quire_v1_admin_proto_msgTypes[22].OneofWrappers = []any{}
+	file_quire_v1_admin_proto_msgTypes[24].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quire_v1_admin_proto_rawDesc), len(file_quire_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   27,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
