@@ -23,6 +23,21 @@ type remote struct {
 	pages      quirev1.PageServiceClient
 }
 
+func remoteOf(c *client.Client) *remote {
+	return &remote{Client: c, namespaces: c.Namespaces(), admin: c.Admin(), pages: c.Pages()}
+}
+
+// connect is a connection to the server, made within the timeout and open beyond it. Close it.
+func (a *app) connect(ctx context.Context) (*remote, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	c, err := a.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return remoteOf(c), nil
+}
+
 // with runs f against the server, within the timeout, and closes the connection.
 func (a *app) with(ctx context.Context, f func(context.Context, *remote) error) error {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
@@ -32,7 +47,7 @@ func (a *app) with(ctx context.Context, f func(context.Context, *remote) error) 
 		return err
 	}
 	defer c.Close()
-	return f(ctx, &remote{Client: c, namespaces: c.Namespaces(), admin: c.Admin(), pages: c.Pages()})
+	return f(ctx, remoteOf(c))
 }
 
 func (a *app) dial(ctx context.Context) (*client.Client, error) {

@@ -62,14 +62,11 @@ func (a *app) onTerminal() bool {
 
 // topOnce takes two samples, for rates, and prints.
 func (a *app) topOnce(ctx context.Context, interval time.Duration) error {
-	dialing, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
-	c, err := a.dial(dialing)
+	r, err := a.connect(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	r := &remote{Client: c, namespaces: c.Namespaces(), admin: c.Admin(), pages: c.Pages()}
+	defer r.Close()
 	first, err := r.sampleWithin(ctx, a.timeout)
 	if err != nil {
 		return err

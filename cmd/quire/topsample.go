@@ -58,14 +58,11 @@ func (a *app) watchTop(ctx context.Context, interval time.Duration, news chan<- 
 
 // sampleUntilLost answers why no more samples come.
 func (a *app) sampleUntilLost(ctx context.Context, interval time.Duration, news chan<- topNews) error {
-	dialing, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
-	c, err := a.dial(dialing)
+	r, err := a.connect(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	r := &remote{Client: c, namespaces: c.Namespaces(), admin: c.Admin(), pages: c.Pages()}
+	defer r.Close()
 	for {
 		s, err := r.sampleWithin(ctx, a.timeout)
 		if status.Code(err) == codes.Unavailable {

@@ -184,7 +184,25 @@ var update = flag.Bool("update", false, "write the list of metrics anew")
 
 // TestDiskMetricsDocumented: the documented list is the registered one.
 func TestDiskMetricsDocumented(t *testing.T) {
-	const path, begin, end = "../../docs/metrics.md", "<!-- list of the disk tier: held equal to the code by a test -->\n", "<!-- end of list of the disk tier -->\n"
+	var rows []metricRow
+	for _, m := range diskMetrics {
+		rows = append(rows, metricRow{m.name, m.kind == prometheus.CounterValue, m.label, m.help})
+	}
+	checkMetricsDocumented(t, "disk tier", rows)
+}
+
+// metricRow is a metric as it is registered.
+type metricRow struct {
+	name        string
+	counts      bool
+	label, help string
+}
+
+// checkMetricsDocumented compares one list of docs/metrics.md with what is registered, or writes it anew.
+func checkMetricsDocumented(t *testing.T, list string, rows []metricRow) {
+	t.Helper()
+	const path = "../../docs/metrics.md"
+	begin, end := "<!-- list of the "+list+": held equal to the code by a test -->\n", "<!-- end of list of the "+list+" -->\n"
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -196,12 +214,12 @@ func TestDiskMetricsDocumented(t *testing.T) {
 	}
 	var b strings.Builder
 	b.WriteString("| metric | type | labels | meaning |\n|---|---|---|---|\n")
-	for _, m := range diskMetrics {
+	for _, m := range rows {
 		kind, label := "gauge", m.label
-		if m.kind == prometheus.CounterValue {
+		if m.counts {
 			kind = "counter"
 		}
-		if strings.HasSuffix(m.name, "_total") != (kind == "counter") {
+		if strings.HasSuffix(m.name, "_total") != m.counts {
 			t.Errorf("%s is a %s", m.name, kind)
 		}
 		if label != "" {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -87,35 +86,9 @@ func TestRecordNeedsAFile(t *testing.T) {
 
 // TestRecordMetricsDocumented: the documented list is the registered one.
 func TestRecordMetricsDocumented(t *testing.T) {
-	const path, begin, end = "../../docs/metrics.md", "<!-- list of the recording: held equal to the code by a test -->\n", "<!-- end of list of the recording -->\n"
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok := strings.Cut(string(raw), begin)
-	listed, after, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no list", path)
-	}
-	var b strings.Builder
-	b.WriteString("| metric | type | labels | meaning |\n|---|---|---|---|\n")
+	var rows []metricRow
 	for _, m := range recordMetrics() {
-		kind := "gauge"
-		if m.counts {
-			kind = "counter"
-		}
-		if strings.HasSuffix(m.name, "_total") != m.counts {
-			t.Errorf("%s is a %s", m.name, kind)
-		}
-		fmt.Fprintf(&b, "| `%s` | %s |  | %s |\n", m.name, kind, m.help)
+		rows = append(rows, metricRow{name: m.name, counts: m.counts, help: m.help})
 	}
-	if *update {
-		if err := os.WriteFile(path, []byte(before+begin+b.String()+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if listed != b.String() {
-		t.Errorf("%s differs from what is registered; run go test ./internal/daemon -run Documented -update\n%s", path, b.String())
-	}
+	checkMetricsDocumented(t, "recording", rows)
 }
