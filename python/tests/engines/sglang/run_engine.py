@@ -34,8 +34,9 @@ class Commands:
             "cached": meta.get("cached_tokens"), "details": meta.get("cached_tokens_details"),
         }  # fmt: skip
 
-    def flush(self) -> bool:
-        return bool(self.engine.flush_cache().success)
+    def flush(self) -> list[Any]:
+        out = self.engine.flush_cache()
+        return [out.success, getattr(out, "message", "")]
 
     def clear(self) -> bool:
         return bool(self._run(self.engine.tokenizer_manager.clear_hicache_storage()).success)

@@ -59,10 +59,18 @@ class EngineProcess:
         return self.call("ask", ids, tokens)
 
     def flush(self) -> None:
-        """Empties the radix tree, device and host; waits until the engine is idle, which it has to be for that."""
+        """Empties the radix tree, device and host."""
+        self._when_idle("flush")
+
+    def detach(self) -> None:
+        """Lets go of the storage backend."""
+        self._when_idle("detach")
+
+    def _when_idle(self, name: str) -> None:
+        """A command that the engine refuses while writes of an answer that was already given are still under way."""
         until = time.monotonic() + ANSWER_SECONDS
-        while not self.call("flush"):
-            assert time.monotonic() < until, "the engine is never idle"
+        while not (done := self.call(name))[0]:
+            assert time.monotonic() < until, f"{name} is always refused: {done[1]}"
             time.sleep(0.1)
 
     def log(self) -> str:
