@@ -2,6 +2,7 @@ package namespace
 
 import (
 	"embed"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -31,4 +32,17 @@ func Examples() []Example {
 func ExampleSpec(name string) (text []byte, ok bool) {
 	text, err := exampleFiles.ReadFile("specs/" + name + ".yaml")
 	return slices.Clone(text), err == nil
+}
+
+// ParseExample is one of them, parsed.
+func ParseExample(name string) (*Spec, error) {
+	text, ok := ExampleSpec(name)
+	if !ok {
+		return nil, fmt.Errorf("no example %s", name)
+	}
+	s, err := Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("example %s: %w", name, err)
+	}
+	return s, nil
 }

@@ -12,13 +12,9 @@ import (
 // example parses a ready-made spec.
 func example(t testing.TB, name string) *namespace.Spec {
 	t.Helper()
-	text, ok := namespace.ExampleSpec(name)
-	if !ok {
-		t.Fatalf("no example %s", name)
-	}
-	s, err := namespace.Parse(text)
+	s, err := namespace.ParseExample(name)
 	if err != nil {
-		t.Fatalf("example %s: %v", name, err)
+		t.Fatal(err)
 	}
 	return s
 }

@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"bufio"
 	"cmp"
 	"errors"
 	"fmt"
@@ -48,17 +47,10 @@ const (
 )
 
 // ConversationReader reads a trace of agents, conversation by conversation. Memory is bounded by one line.
-type ConversationReader struct {
-	lines *bufio.Scanner
-	line  int
-}
+type ConversationReader struct{ lines }
 
 // NewConversationReader reads from r.
-func NewConversationReader(r io.Reader) *ConversationReader {
-	s := bufio.NewScanner(r)
-	s.Buffer(make([]byte, 64<<10), maxLineBytes)
-	return &ConversationReader{lines: s}
-}
+func NewConversationReader(r io.Reader) *ConversationReader { return &ConversationReader{linesOf(r)} }
 
 // item is a request or a sub-agent, as the text has it.
 type item struct {
@@ -77,22 +69,15 @@ type item struct {
 // Next is the next conversation, or io.EOF. Empty lines are skipped; anything else that is no conversation is a
 // *LineError.
 func (r *ConversationReader) Next() (*Conversation, error) {
-	for r.lines.Scan() {
-		r.line++
-		if len(r.lines.Bytes()) == 0 {
-			continue
-		}
-		var it item
-		if err := decode(r.lines, r.line, &it); err != nil {
-			return nil, err
-		}
-		c := &Conversation{Line: r.line, BlockTokens: it.BlockSize, ToolTokens: it.ToolTokens, SystemTokens: it.SystemTokens}
-		if text := c.fill(&it); text != "" {
-			return nil, &LineError{r.line, text}
-		}
-		return c, nil
+	var it item
+	if err := r.decode(&it); err != nil {
+		return nil, err
 	}
-	return nil, ended(r.lines, r.line)
+	c := &Conversation{Line: r.line, BlockTokens: it.BlockSize, ToolTokens: it.ToolTokens, SystemTokens: it.SystemTokens}
+	if text := c.fill(&it); text != "" {
+		return nil, &LineError{r.line, text}
+	}
+	return c, nil
 }
 
 func (c *Conversation) fill(it *item) (wrong string) {

@@ -59,55 +59,56 @@ func (r *Request) FullBlocks() []uint64 {
 }
 
 // Reader reads a trace request by request. Memory is bounded by one line.
-type Reader struct {
-	lines *bufio.Scanner
-	line  int
-}
+type Reader struct{ lines }
 
 // NewReader reads from r.
-func NewReader(r io.Reader) *Reader {
-	s := bufio.NewScanner(r)
-	s.Buffer(make([]byte, 64<<10), maxLineBytes)
-	return &Reader{lines: s}
-}
+func NewReader(r io.Reader) *Reader { return &Reader{linesOf(r)} }
 
 // Next is the next request, or io.EOF. Empty lines are skipped; anything else that is not a request is a *LineError.
 func (r *Reader) Next() (Request, error) {
-	for r.lines.Scan() {
-		r.line++
-		if len(r.lines.Bytes()) == 0 {
+	var q Request
+	if err := r.decode(&q); err != nil {
+		return Request{}, err
+	}
+	if text := q.wrong(); text != "" {
+		return Request{}, &LineError{r.line, text}
+	}
+	return q, nil
+}
+
+// lines are those of a trace, one JSON object each.
+type lines struct {
+	scan *bufio.Scanner
+	line int // the one at hand, from 1
+}
+
+func linesOf(r io.Reader) lines {
+	s := bufio.NewScanner(r)
+	s.Buffer(make([]byte, 64<<10), maxLineBytes)
+	return lines{scan: s}
+}
+
+// decode reads the next line that is not empty into v, or answers io.EOF. A line that was cut off by a failing reader is
+// that reader's error.
+func (l *lines) decode(v any) error {
+	for l.scan.Scan() {
+		l.line++
+		if len(l.scan.Bytes()) == 0 {
 			continue
 		}
-		var q Request
-		if err := decode(r.lines, r.line, &q); err != nil {
-			return Request{}, err
+		err := json.Unmarshal(l.scan.Bytes(), v)
+		if err == nil {
+			return nil
 		}
-		if text := q.wrong(); text != "" {
-			return Request{}, &LineError{r.line, text}
+		if cut := l.scan.Err(); cut != nil {
+			return fmt.Errorf("read trace line %d: %w", l.line, cut)
 		}
-		return q, nil
+		return &LineError{l.line, err.Error()}
 	}
-	return Request{}, ended(r.lines, r.line)
-}
-
-// decode reads the line at hand. One that was cut off by a failing reader is that reader's error.
-func decode(lines *bufio.Scanner, line int, v any) error {
-	err := json.Unmarshal(lines.Bytes(), v)
-	if err == nil {
-		return nil
-	}
-	if cut := lines.Err(); cut != nil {
-		return fmt.Errorf("read trace line %d: %w", line, cut)
-	}
-	return &LineError{line, err.Error()}
-}
-
-// ended is why there is no line behind this one: io.EOF, or what is wrong.
-func ended(lines *bufio.Scanner, line int) error {
-	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-		return &LineError{line + 1, fmt.Sprintf("longer than %d bytes", maxLineBytes)}
+	if err := l.scan.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return &LineError{l.line + 1, fmt.Sprintf("longer than %d bytes", maxLineBytes)}
 	} else if err != nil {
-		return fmt.Errorf("read trace line %d: %w", line+1, err)
+		return fmt.Errorf("read trace line %d: %w", l.line+1, err)
 	}
 	return io.EOF
 }

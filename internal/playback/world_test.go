@@ -36,11 +36,7 @@ func excerpt(t testing.TB) *replay.Workload {
 // model is a spec that is built in.
 func model(t testing.TB, name string) *namespace.Spec {
 	t.Helper()
-	text, ok := namespace.ExampleSpec(name)
-	if !ok {
-		t.Fatalf("no example %s", name)
-	}
-	s, err := namespace.Parse(text)
+	s, err := namespace.ParseExample(name)
 	if err != nil {
 		t.Fatal(err)
 	}
