@@ -104,5 +104,5 @@ type Shape struct {
 	Params uint64 `yaml:"params"`
 	Layers uint32 `yaml:"layers"`
 	Heads  uint32 `yaml:"heads"` // query heads
-	Width  uint32 `yaml:"width"` // of a head
+	Width  uint32 `yaml:"width"` // of a head, the mean of keys and values; of MLA, uncompressed: nope + rope, and values
 }

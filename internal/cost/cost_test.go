@@ -36,3 +36,24 @@ func TestShapeOf(t *testing.T) {
 		t.Error("a spec without a shape has one")
 	}
 }
+
+// TestWhatPrefillOfTheExamplesCosts: F(8,192) of the built-in specs is what is counted by hand from the sizes of the models: 2 P
+// S for the parameters, and for the causal half of all pairs a product of the keys' width and one of the values'.
+func TestWhatPrefillOfTheExamplesCosts(t *testing.T) {
+	const tokens = 8192
+	for name, m := range map[string]struct{ params, layers, heads, keys, values float64 }{
+		"llama-3-8b":      {8_030_261_248, 32, 32, 128, 128},
+		"llama-3-70b":     {70_553_706_496, 80, 64, 128, 128},
+		"deepseek-v3-mla": {37e9, 61, 128, 128 + 64, 128}, // arXiv:2412.19437, section 4.2: heads of 128, 64 for rope
+	} {
+		s, err := namespace.ParseExample(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		shape, ok := ShapeOf(s)
+		pairs := m.layers * m.heads * tokens * tokens / 2
+		if want := 2*m.params*tokens + 2*pairs*(m.keys+m.values); !ok || shape.PrefillFLOPs(tokens) != want {
+			t.Errorf("%s: F(%d) = %g, want %g", name, tokens, shape.PrefillFLOPs(tokens), want)
+		}
+	}
+}

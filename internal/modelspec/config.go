@@ -166,14 +166,14 @@ func truth(v any) bool {
 
 // shape is the sizes of the whole model, before any tensor parallelism.
 type shape struct {
-	layers, heads, width int // of queries, for the cost model
+	layers, heads, width int // of queries, for the cost model: the mean of what a head's keys and its values have
 	kvHeads, headDim     int
 	latent, ropeDim      int // of multi-head latent attention
 }
 
 func (c config) shape() (shape, error) {
 	var s shape
-	var hidden, nope int
+	var hidden, nope, values int
 	for _, f := range []struct {
 		to   *int
 		keys []string
@@ -181,6 +181,7 @@ func (c config) shape() (shape, error) {
 		{&s.layers, []string{"num_hidden_layers", "n_layer"}}, {&s.heads, []string{"num_attention_heads", "n_head"}},
 		{&hidden, []string{"hidden_size", "n_embd"}}, {&s.headDim, []string{"head_dim"}}, {&s.kvHeads, []string{"num_key_value_heads"}},
 		{&s.latent, []string{"kv_lora_rank"}}, {&s.ropeDim, []string{"qk_rope_head_dim"}}, {&nope, []string{"qk_nope_head_dim"}},
+		{&values, []string{"v_head_dim"}},
 	} {
 		n, err := c.firstWhole(f.keys...)
 		if err != nil {
@@ -207,6 +208,9 @@ func (c config) shape() (shape, error) {
 		s.ropeDim = 0
 	} else if nope+s.ropeDim > 0 {
 		s.width = nope + s.ropeDim
+	}
+	if values > 0 {
+		s.width = (s.width + values) / 2
 	}
 	return s, nil
 }

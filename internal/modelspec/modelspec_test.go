@@ -27,6 +27,7 @@ type vector struct {
 	Config                          json.RawMessage
 	Digest, Rope, Attention, Groups json.RawMessage
 	Unclassed                       []string
+	HeadWidth                       int `json:"head_width"` // of the shape; 0: not said
 }
 
 func readVectors(t *testing.T) vectors {
@@ -124,6 +125,9 @@ func TestConfigVectors(t *testing.T) {
 			same(t, "groups", part(t, namespace.Spec{Groups: g}, "groups"), err, v.Groups)
 			if got := c.unclassed(); !slices.Equal(got, v.Unclassed) && len(got)+len(v.Unclassed) > 0 {
 				t.Errorf("unclassed %v, want %v", got, v.Unclassed)
+			}
+			if size, err := c.shape(); v.HeadWidth != 0 && (err != nil || size.width != v.HeadWidth) {
+				t.Errorf("a head is %d wide (%v), want %d", size.width, err, v.HeadWidth)
 			}
 		})
 	}

@@ -270,8 +270,9 @@ def shape_of(text: Mapping[str, Any]) -> Shape:
     head_dim = _whole(text, "head_dim") or hidden // heads
     kv_heads = _whole(text, "num_key_value_heads") or (1 if text.get("multi_query") else heads)
     latent, rope = _whole(text, "kv_lora_rank"), _whole(text, "qk_rope_head_dim")
-    width = _whole(text, "qk_nope_head_dim") + rope if latent else head_dim
-    return Shape(layers, heads, width or head_dim, kv_heads, head_dim, latent, rope if latent else 0)
+    width = (_whole(text, "qk_nope_head_dim") + rope if latent else 0) or head_dim
+    width = (width + (_whole(text, "v_head_dim") or width)) // 2
+    return Shape(layers, heads, width, kv_heads, head_dim, latent, rope if latent else 0)
 
 
 def _layers(text: Mapping[str, Any]) -> int:

@@ -91,6 +91,8 @@ def test_config_vectors(v):
         return [g.factors() for g in plain_groups(m, page_tokens=16, dtype="bfloat16")]
 
     assert answer(groups) == v["groups"]
+    if "head_width" in v:
+        assert hfconfig.shape_of(text).width == v["head_width"]
 
 
 def test_a_configuration_object_is_as_good_as_its_mapping():
