@@ -117,3 +117,26 @@ func BenchmarkCopy(b *testing.B) {
 		done()
 	}
 }
+
+// BenchmarkPopulate makes fresh memory resident.
+func BenchmarkPopulate(b *testing.B) {
+	const span = 64 << 20
+	for _, name := range []string{"4KiB", "huge"} {
+		b.Run(name, func(b *testing.B) {
+			f := newMemory(name == "4KiB")
+			b.SetBytes(span)
+			for b.Loop() {
+				m, err := f.mapping(span, false)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, err := f.populate(m, 0, span); err != nil {
+					b.Fatal(err)
+				}
+				if err := f.unmap(m); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

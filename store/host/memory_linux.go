@@ -17,6 +17,8 @@ const (
 	seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 	// maxCollapseFailures in a row end the search for huge pages: each attempt may compact memory, which is dear.
 	maxCollapseFailures = 16
+	// smallPageBytes is the least that becomes resident.
+	smallPageBytes = 4096
 	// blockBytes is the unit of Stat_t.Blocks.
 	blockBytes = 512
 
@@ -179,14 +181,10 @@ func (f *memfd) populate(m *mapping, from, to int64) (huge int64, err error) {
 			at = next // writers were faster: to copy what they wrote into a huge page would leave the populator behind them
 			continue
 		}
-		if err := touch(part); err != nil {
-			return huge, err
-		}
 		if f.collapse(part) {
 			huge += int64(len(part))
-			if err := touch(part); err != nil { // mapped at its full size
-				return huge, err
-			}
+		} else if err := touch(part); err != nil {
+			return huge, err
 		}
 		at = next
 	}
@@ -195,7 +193,7 @@ func (f *memfd) populate(m *mapping, from, to int64) (huge int64, err error) {
 
 // resident reports whether all of part is in memory.
 func resident(part []byte) bool {
-	var pages [hugePageBytes / 4096]byte
+	var pages [hugePageBytes / smallPageBytes]byte
 	n := (len(part) + os.Getpagesize() - 1) / os.Getpagesize()
 	if n == 0 || n > len(pages) {
 		return false
@@ -220,13 +218,14 @@ func touch(part []byte) error {
 	return nil
 }
 
-// collapse makes one huge page of part, which is resident, or finds that it is one. Of a range with holes the kernel would
-// make one too, in twice the time.
+// collapse makes part resident as one huge page, or finds that it is one. The kernel clears the holes of a range and copies
+// the rest, so it is given a range with one small page in it: none at all would be refused, and to fill it first would
+// have all of it cleared page by page and then copied.
 func (f *memfd) collapse(part []byte) bool {
 	if f.small || len(part) != hugePageBytes || f.failures.Load() >= maxCollapseFailures {
 		return false
 	}
-	if unix.Madvise(part, unix.MADV_COLLAPSE) != nil {
+	if touch(part[:smallPageBytes]) != nil || unix.Madvise(part, unix.MADV_COLLAPSE) != nil || touch(part) != nil { // mapped at its full size
 		f.failures.Add(1)
 		return false
 	}
