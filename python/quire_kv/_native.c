@@ -405,6 +405,8 @@ static int sane(const struct layout *l, const uint64_t *a) {
     return 1;
 }
 
+#include "_send.h"
+
 static PyObject *py_pack(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     (void)self;
     uint64_t v[11];
@@ -638,6 +640,8 @@ static PyMethodDef methods[] = {
     {"pack", FAST(py_pack), METH_FASTCALL, "layout, addresses, pages, out, sums (each address, bytes), threads"},
     {"unpack", FAST(py_unpack), METH_FASTCALL, "jobs, layout, addresses, sums (each address, bytes), view, cell bytes, threads"},
     {"fetched", FAST(py_fetched), METH_FASTCALL, "body, expectation, hashes, page before, layout, addresses, slabs, index, status, where, threads, start"},
+    {"receive", FAST(py_receive), METH_FASTCALL, "see kernels.receive"},
+    {"send", FAST(py_send), METH_FASTCALL, "see kernels.send"},
     {"headers", FAST(py_headers), METH_FASTCALL, "template, hashes, parents, sequence of the first, sums (address, bytes)"},
     {"verify", FAST(py_verify), METH_FASTCALL, "jobs, sums (each address, bytes), cell bytes, threads"},
     {"sums", FAST(py_sums), METH_FASTCALL, "addresses (address, bytes), heads, layers, cell bytes, sums (address, bytes), threads"},

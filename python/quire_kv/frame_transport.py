@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from . import proto, wire
+from . import kernels, proto, wire
 from .buffers import Buffer, address_of_bytes
 from .deadline import Call
 from .errors import QuireError, Reason
 from .frames import BULK, SHORT, Connection, Pool, Refused, Unreachable
 from .intake import Intake
+from .page import Geometry, View
 from .shm import Area, Budget, Slabs, Staging, Stagings
 from .transport import MAX_SEND_BYTES, Transport, Upload
 
@@ -63,6 +64,7 @@ class FrameTransport(Transport):
         try:
             connection.stream.send([connection.request("Fetch", request, call)], call)
             while True:
+                reception.pages()
                 frame = connection.answer("Fetch", call)
                 if frame.kind == wire.MESSAGE:
                     reception.message(frame)
@@ -157,6 +159,16 @@ class _Reception:
         self._fill = 0
         self._response = proto.FetchResponse
         self.references = 0
+        self._native = connection.stream.native is not None
+
+    def pages(self) -> None:
+        """Takes what native code can of the frames that come, and what it leaves of one."""
+        while self._native and self._intake.direct:
+            left = self._connection.pages(self._intake, self._hashes, self._call)
+            if left is None:
+                return
+            if any(left):  # nothing is left behind a corrupt chunk that was the last of its frame
+                self._entries(*left)
 
     def message(self, frame: wire.Frame) -> None:
         body = self._connection.body(frame, self._call)
@@ -175,8 +187,13 @@ class _Reception:
             if stop == len(body):
                 return
             body = body[stop:]
-        entries = wire.entries(body, frame.data)
-        at = self._receive(frame.data) if frame.data else 0
+        self._entries(body, frame.data)
+
+    def _entries(self, body: bytes, data: int) -> None:
+        """The chunks of a batch, or of the rest of one, whose data comes next."""
+        intake = self._intake
+        entries = wire.entries(body, data)
+        at = self._receive(data) if data else 0
         parse, response = proto.parse, self._response
         if entries and entries[0].reference is not None:
             intake_slabs = intake.slabs
@@ -226,12 +243,18 @@ class _FrameUpload(Upload):
         self._sent = self._released = 0  # references
         self._descriptors: list[int] = []
 
-    def _chunk(self, page: int, grant: int, offset: int, size: int, data: memoryview | None, reference: wire.Reference | None) -> None:
+    def _head(self, page: int, grant: int, offset: int) -> bytes:
+        """A message without its chunk."""
+        if self._first is None and not grant and not offset:
+            return wire.page_head(page)
         head = proto.WritePagesRequest(page=page, grant=grant, offset=offset)
         if self._first is not None:
             head.MergeFrom(self._first)
             self._first = None
-        wire.append_entry(self._body, head.SerializeToString(), size, reference)
+        return bytes(head.SerializeToString())
+
+    def _chunk(self, page: int, grant: int, offset: int, size: int, data: memoryview | None, reference: wire.Reference | None) -> None:
+        wire.append_entry(self._body, self._head(page, grant, offset), size, reference)
         if data is not None:
             self._runs.append(data)
             self._data += size
@@ -327,7 +350,40 @@ class _FrameUpload(Upload):
 
 
 class _Inline(_FrameUpload):
-    """Bytes go in the frames, out of a buffer that is free again when they have left."""
+    """Bytes go in the frames: from where they lie, or out of a buffer that is free again when they have left."""
+
+    def send_from(self, pages: Sequence[int], grant: int, addresses: np.ndarray, geometry: Geometry, view: View) -> np.ndarray | None:
+        stream, payload = self._connection.stream, geometry.payload_bytes(view)
+        if not kernels.NATIVE or stream.native is None:
+            return None
+        self.flush()
+        frames: list[tuple[int, int, int]] = []
+        heads: list[bytes] = []
+        start = 0
+
+        def frame(entries: bytearray, data: int) -> None:
+            nonlocal start
+            c = self._connection
+            heads.append(wire.encode_frame(wire.MESSAGE, wire.METHODS["WritePages"], c.call_number, entries, flags=wire.CHUNKS, data=data))
+            frames.append((len(heads[-1]), start, data))
+            start += data
+
+        entries, data = bytearray(), 0
+        for page in pages:
+            for off in range(0, payload, self._chunk_bytes):
+                n = min(self._chunk_bytes, payload - off)
+                wire.append_entry(entries, self._head(page, grant, off), n)
+                data += n
+                if data >= MAX_SEND_BYTES or len(entries) >= _BATCH_BODY_BYTES:
+                    frame(entries, data)
+                    entries, data = bytearray(), 0
+        if data:
+            frame(entries, data)
+        fd, _, timer = stream.native
+        sums, error = kernels.send((fd, timer), self._call.deadline, b"".join(heads), np.array(frames, dtype=np.uint64), addresses, geometry, view)
+        if error:
+            stream.failed(error, self._call)
+        return sums
 
     def stage(self, payload: int, count: int) -> np.ndarray:
         return self._stage_inline(payload, count)

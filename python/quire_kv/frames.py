@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import proto, wire
+from . import kernels, proto, wire
+from .buffers import Buffer
 from .deadline import Call, DeadlineError, again
 from .errors import QuireError, Reason
+from .intake import Intake
 from .sockets import Stream
 from .wire import Frame
 
@@ -36,7 +38,8 @@ class Connection:
         self.call_number = 0
         self.welcome = wire.Welcome(wire.GREETING_BYTES, 0, b"")
         self.attached: dict[str, Any] = {}  # what belongs to the connection: staging memory, receive buffers
-        self._ahead = memoryview(bytearray(_READ_AHEAD_BYTES))
+        self._room = Buffer(_READ_AHEAD_BYTES)
+        self._ahead = self._room.view
         self._from = self._to = 0
         self._max_body = wire.GREETING_BYTES
 
@@ -96,6 +99,17 @@ class Connection:
                 rest = rest[1:]
             if n:
                 rest = [rest[0][n:], *rest[1:]]
+
+    def pages(self, intake: Intake, hashes: bytes, call: Call) -> tuple[bytes, int] | None:
+        """Has native code take what it can of the batches that come now. None: what comes next begins with a frame; else
+        the entries that are left of one, and the bytes of data that come for them. Only while `intake.direct`."""
+        native = self.stream.native
+        assert native is not None
+        source = (*native[:2], self._room.address, _READ_AHEAD_BYTES, self._from, self._to, self.call_number)
+        left, self._from, self._to, rest, data, error = intake.receive(source, hashes, call.deadline)
+        if left == kernels.LEFT_ERROR:
+            self.stream.failed(error, call)
+        return (rest, data) if left == kernels.LEFT_ENTRY else None
 
     def _fill(self, call: Call | None) -> None:
         if self._from == self._to:

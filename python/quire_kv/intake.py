@@ -111,10 +111,8 @@ class Intake:
         references it has done with. `hashes` are those of the stream. The rest is for `message`."""
         if not (kernels.NATIVE and self._plain) or self._mark is not None or self.slabs is None or self._on_copied is not None:
             return 0, 0
-        if self._status is None:
-            n = len(self._index)
-            self._status, self._where = np.zeros(n, dtype=np.uint8), np.empty(n, dtype=np.uint64)
-            self._places = np.array(self._index, dtype=np.int64)
+        self._tables()
+        assert self._status is not None
         table, keep = self.slabs.table()
         before = self._at
         stop, self._at, references = kernels.fetched(
@@ -128,6 +126,12 @@ class Intake:
                 self._failed(self._pages[self._index[k]], status, body, int(self._where[k]))
         return stop, references
 
+    def _tables(self) -> None:
+        if self._status is None:
+            n = len(self._index)
+            self._status, self._where = np.zeros(n, dtype=np.uint8), np.empty(n, dtype=np.uint64)
+            self._places = np.array(self._index, dtype=np.int64)
+
     def _failed(self, wanted: Wanted, status: int, body: bytes, where: int) -> None:
         if status == kernels.FETCHED_CORRUPT:
             at = where >> 32
@@ -135,6 +139,39 @@ class Intake:
             wanted.result = Page(False, Reason.CORRUPT)
         else:
             wanted.stale, wanted.resume = True, []
+
+    @property
+    def direct(self) -> bool:
+        """Whether native code may receive what comes next: ordinary pages, none of which is at hand here."""
+        return kernels.NATIVE and self._plain and self._mark is None and self.slabs is None
+
+    def receive(self, source: tuple[int, int, int, int, int, int, int], hashes: bytes, deadline: float) -> tuple[int, int, int, bytes, int, int]:
+        """Takes ordinary pages off a socket (see kernels.receive): why it stopped, from where to where bytes were read ahead
+        and not used, the entries that are left and how much data comes for them, for `message`, and an error."""
+        self._tables()
+        assert self._status is not None
+        before = self._at
+        left, start, end, self._at, got, header, rest, data, error = kernels.receive(
+            self._expect, hashes, deadline, before, source, self._memory, self._places, self._status
+        )
+        for k, status in enumerate(self._status[before + 1 : self._at + 1].tolist(), before + 1):
+            if status == kernels.FETCHED_OK:
+                self._pages[self._index[k]].result = _SERVED
+        if header:
+            self._begun(self._index[self._at], header, got)
+        return left, start, end, rest, data, error
+
+    def _begun(self, page: int, header: bytes, got: int) -> None:
+        """Takes over a page of which so many bytes came and are right, or, with 0, one that is corrupt."""
+        wanted = self._pages[page]
+        extent = self._expect.read(header, wanted.key)
+        if not got:
+            wanted.corrupt, wanted.result = [extent.id.encode()], Page(False, Reason.CORRUPT)
+            return
+        mark = self._mark = _Mark(page)
+        mark.extents.append(_Open(extent, self._geometry.cell_bytes))
+        mark.spans.append([0, 0, got])
+        mark.bytes = got
 
     # -- messages ------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """Copies between an engine's memory and head-major payloads, with sums: one call for a batch.
 
+    receive   frames on a socket -> engine order
+    send      payloads -> frames on a socket
     pack      engine order -> head-major, xxh3-64 of each piece while it is hot
     unpack    received bytes -> engine order; writes nothing of a piece before its sum was found right
     verify    sums of bytes that are in place already
@@ -59,6 +61,13 @@ REFUSED: Final = 2  # the run leaves the extent, the page or the sums; nothing o
 FETCHED_OK: Final = 1
 FETCHED_CORRUPT: Final = 2
 FETCHED_STALE: Final = 3  # its memory was taken back before it was read to the end
+
+# Why `receive` stopped, and its errors that are no errno.
+LEFT_FRAME: Final = 0
+LEFT_ENTRY: Final = 1
+LEFT_ERROR: Final = 2
+ENDED: Final = -1  # the other end closed the connection
+OVERDUE: Final = -3
 
 MAX_THREADS: Final = 64
 _LOW: Final = 4096  # no address below is one
@@ -161,6 +170,47 @@ def fetched(
         body, expect.ordinary, hashes, after, *_raw(table), *_raw(mem.addresses), *_raw(slabs), *_raw(index), *_raw(status), *_raw(where), threads, start
     )
     return out
+
+
+def receive(
+    expect: Expectation, hashes: bytes, deadline: float, after: int, source: tuple[int, int, int, int, int, int, int], mem: PageMemory, index: np.ndarray,
+    status: np.ndarray,
+) -> tuple[int, int, int, int, int, bytes, bytes, int, int]:  # fmt: skip
+    """Takes ordinary pages off the frames of a Fetch that come on a TCP socket, until a monotonic time at most: pages of one
+    extent that is all of the page, their bytes in the frames, in the order asked for, after page `after` of the stream.
+    `hashes`, `index` and `status` as for `fetched`. `source` is the descriptor, the address of the seconds of its receive
+    timer, address and size of what was read ahead, from where to where it was not used yet, and the number of the call.
+
+    Each is received into its place and summed there, or through a buffer where the engine's order is another one. A page
+    that is not FETCHED_OK has undefined bytes in its place. Returns
+
+        why it stopped    LEFT_FRAME: the frame that begins next is for others; LEFT_ENTRY: so is the rest of one; LEFT_ERROR
+        from, to          of what was read ahead
+        page, got         the last page that it began, and how many of its bytes came while it is not whole
+        header            of that page while it is not whole, or CORRUPT
+        rest, data        the entries that are left, and the bytes of data that come for them
+        error             an errno, or ENDED or OVERDUE
+
+    Only with native code."""
+    assert _module is not None
+    table = mem.layout.table()
+    out: tuple[int, int, int, int, int, bytes, bytes, int, int] = _module.receive(
+        expect.ordinary, hashes, deadline, after, *source, *_raw(table), *_raw(mem.addresses), *_raw(index), *_raw(status)
+    )
+    return out
+
+
+def send(socket: tuple[int, int], deadline: float, heads: bytes, frames: np.ndarray, pages: np.ndarray, geo: Geometry, view: View) -> tuple[np.ndarray, int]:
+    """Sends frames on a TCP socket, until a monotonic time at most: each a head, and the bytes of the payloads of `view` that
+    lie at the addresses `pages`, uint64 [n], as they follow each other. `heads` are those of all frames; `frames`, uint64
+    [m, 3], says of each how many bytes of heads, from which byte of all the payloads on, and how many of them. `socket` is
+    its descriptor and the address of the seconds of its send timer. Returns the sums of the payloads, uint64 [n, pieces],
+    taken before their bytes were sent, and 0, an errno or OVERDUE. Only with native code."""
+    assert _module is not None
+    at, table = np.ascontiguousarray(pages, dtype=np.uint64), np.ascontiguousarray(frames, dtype=np.uint64)
+    result = np.empty((len(at), geo.pieces(view).count(view.heads)), dtype=np.uint64)
+    error: int = _module.send(heads, deadline, *socket, *_raw(table), *_raw(at), view.heads, view.layers, geo.cell_bytes, *_raw(result))
+    return result, error
 
 
 def headers(template: bytes, hashes: bytes, parents: bytes, sequence: int, page_sums: np.ndarray) -> bytes | None:

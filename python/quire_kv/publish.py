@@ -248,6 +248,9 @@ class Publish:
         done = 0
         if (own := memory.contiguous()) is not None:
             own = own[[p.page for p in group]]
+            if (sums := upload.send_from([p.wire_page for p in group], number, own, g, view)) is not None:
+                self._give_headers(group, number, view, sums)
+                return
             if upload.lend([p.wire_page for p in group], number, own, payload):
                 if len(group) * payload >= _WORTH_A_SEND:
                     upload.flush()  # the server copies while we sum

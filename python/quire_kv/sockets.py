@@ -15,9 +15,11 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Sequence
+from typing import NoReturn
 
 from .deadline import Call, DeadlineError
 from .errors import QuireError, Reason
+from .kernels import OVERDUE
 from .options import Tls
 
 __all__ = ["Stream", "close_all", "dial_tcp", "dial_unix", "gone"]
@@ -42,7 +44,8 @@ class Stream:
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._unix = sock.family == socket.AF_UNIX
-        self._armed = [0.0, 0.0]  # seconds of the receive and the send timer
+        self._armed = array.array("d", [0.0, 0.0])  # seconds of the receive and the send timer
+        self._timers = self._armed.buffer_info()[0]
         if not self._tls:
             sock.settimeout(None)
         self.descriptors: deque[int] = deque()  # received and not taken, in order
@@ -55,6 +58,20 @@ class Stream:
             option = socket.SO_SNDTIMEO if send else socket.SO_RCVTIMEO
             self._sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(*divmod(micros, 1_000_000)))
             self._armed[send] = left
+
+    @property
+    def native(self) -> tuple[int, int, int] | None:
+        """Descriptor, and the addresses of the seconds of the receive and the send timer, for native code that waits itself.
+        None: it does not here."""
+        return None if self._tls or self._unix else (self._sock.fileno(), self._timers, self._timers + self._armed.itemsize)
+
+    def failed(self, error: int, call: Call) -> NoReturn:
+        """Raises what an error of native code means: an errno, ENDED or OVERDUE of kernels."""
+        if error == OVERDUE:
+            call.left()
+            raise DeadlineError
+        self._cancelled(call)
+        raise gone(OSError(error, os.strerror(error)) if error > 0 else EOFError("closed by the server"))
 
     def receive(self, into: Sequence[memoryview], call: Call | None, *, whole: bool = False) -> int:
         """Receives at least one byte into the buffers, all of them (not over TLS and UNIX) with `whole`. Returns how

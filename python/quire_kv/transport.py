@@ -11,6 +11,7 @@ import numpy as np
 
 from .deadline import Call
 from .intake import Intake
+from .page import Geometry, View
 
 __all__ = ["MAX_SEND_BYTES", "Transport", "Upload"]
 
@@ -41,6 +42,11 @@ class Upload(ABC):
         """Sends payloads from where the caller has them, uint64 [pages], if that is memory that the server can read:
         False, and nothing is sent, if it is not. They must stay as they are until the stream has ended."""
         return False
+
+    def send_from(self, pages: Sequence[int], grant: int, addresses: np.ndarray, geometry: Geometry, view: View) -> np.ndarray | None:
+        """Sends payloads of `view` from where the caller has them, uint64 [pages], and sums them on the way: uint64
+        [pages, pieces]. Afterwards they may change. None, and nothing is sent: not on this stream."""
+        return None
 
     @abstractmethod
     def flush(self) -> None:
