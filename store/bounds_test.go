@@ -191,7 +191,7 @@ func TestCase_C30_FiftyThousandKeysWhileEvicting(t *testing.T) {
 		runs = append(runs, f.Run(c))
 	}
 	mustPublish(t, f, chains[0], whole)
-	if l, why, err := f.Store.Lookup(t.Context(), f.Caller, runs[:1], whole, time.Hour); err != nil || why != reason.None || l.Covered[0] != leased {
+	if l, why, err := f.Store.Lookup(t.Context(), f.Caller, runs[:1], whole, time.Hour, evict.Hint{}); err != nil || why != reason.None || l.Covered[0] != leased {
 		t.Fatal(l, why, err)
 	}
 	probe := func() error {
@@ -262,7 +262,7 @@ func TestCase_C80_EverythingIsLeased(t *testing.T) {
 		for n < 4 && rs[n].Outcome == core.Committed {
 			n++
 		}
-		l, why, err := f.Store.Lookup(t.Context(), f.Caller, []core.Run{f.Run(chain[:32*n])}, whole, time.Minute)
+		l, why, err := f.Store.Lookup(t.Context(), f.Caller, []core.Run{f.Run(chain[:32*n])}, whole, time.Minute, evict.Hint{})
 		if err != nil || why != reason.None || int(l.Covered[0]) != n {
 			t.Fatal(l, why, err)
 		}

@@ -54,9 +54,9 @@ type LeaseResult struct {
 	Present []byte
 }
 
-// Lookup is Exists with a read lease on the longest prefixes that fit the budgets. Lease is zero when nothing was
-// pinned.
-func (s *Store) Lookup(ctx context.Context, c Caller, runs []core.Run, v page.View, ttl time.Duration) (LeaseResult, reason.Reason, error) {
+// Lookup is Exists with a read lease on the longest prefixes that fit the budgets; h is of the pages that it pins. Lease
+// is zero when nothing was pinned.
+func (s *Store) Lookup(ctx context.Context, c Caller, runs []core.Run, v page.View, ttl time.Duration, h evict.Hint) (LeaseResult, reason.Reason, error) {
 	if len(runs) == 0 {
 		return LeaseResult{}, reason.None, nil
 	}
@@ -73,7 +73,7 @@ func (s *Store) Lookup(ctx context.Context, c Caller, runs []core.Run, v page.Vi
 	}
 	t := s.ticket()
 	r, err := s.ask(ctx, sh, t, core.Lookup{
-		Ticket: t, Principal: c.Principal, Session: c.Session, Runs: runs, View: v, TTL: ttl, Link: c.Provenance != 0,
+		Ticket: t, Principal: c.Principal, Session: c.Session, Runs: runs, View: v, TTL: ttl, Link: c.Provenance != 0, Hint: h,
 	}, func(r core.Reply) { s.step(sh, core.Release{Principal: c.Principal, Lease: r.Lease}) })
 	if err != nil || r.Reason != reason.None {
 		return LeaseResult{}, r.Reason, err

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store"
@@ -151,7 +152,7 @@ func TestCase_C17_LeaseEndsUnderASlowReader(t *testing.T) {
 	f := storetest.New(t, storetest.Options{Clock: m, CapacityBytes: 16 << 20})
 	chain := storetest.Chain("slow", 4)
 	mustPublish(t, f, chain, whole)
-	l, why, err := f.Store.Lookup(t.Context(), f.Caller, []core.Run{f.Run(chain)}, whole, 50*time.Millisecond)
+	l, why, err := f.Store.Lookup(t.Context(), f.Caller, []core.Run{f.Run(chain)}, whole, 50*time.Millisecond, evict.Hint{})
 	if err != nil || why != reason.None || l.Covered[0] != 4 {
 		t.Fatal(l, why, err)
 	}
@@ -189,7 +190,7 @@ func TestCase_C18_LeaseIsRenewedWhileItStreams(t *testing.T) {
 	f := storetest.New(t, storetest.Options{Clock: m})
 	chain := storetest.Chain("long", 30)
 	mustPublish(t, f, chain, whole)
-	l, _, err := f.Store.Lookup(t.Context(), f.Caller, []core.Run{f.Run(chain)}, whole, 100*time.Millisecond)
+	l, _, err := f.Store.Lookup(t.Context(), f.Caller, []core.Run{f.Run(chain)}, whole, 100*time.Millisecond, evict.Hint{})
 	if err != nil {
 		t.Fatal(err)
 	}

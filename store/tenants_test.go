@@ -168,7 +168,7 @@ func aroundTheWaterLevel(t *testing.T, policy func(int) evict.Policy) {
 				t.Fatalf("step %d: %d pages evicted for %d", n, gone, granted)
 			}
 		case op < 65:
-			l, why, err := f.Store.Lookup(t.Context(), x.Caller, []core.Run{x.Run(run)}, whole, time.Minute)
+			l, why, err := f.Store.Lookup(t.Context(), x.Caller, []core.Run{x.Run(run)}, whole, time.Minute, evict.Hint{})
 			if err != nil {
 				t.Fatal(err)
 			}

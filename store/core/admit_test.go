@@ -336,6 +336,14 @@ func TestHintsReachThePolicy(t *testing.T) {
 	if seen.hints[1] != b.Hint || seen.hints[2] != ended {
 		t.Errorf("hints after a Touch: %v", seen.hints)
 	}
+	waits, touches := evict.Hint{Next: evict.NextToolCall, Reuse: 5}, seen.touches[1]
+	l := Lookup{Ticket: w.ticket(), Runs: []Run{chain(f, 0, 0, 3)}, TTL: time.Second, Hint: waits} // the third page is not there
+	w.do(l)
+	l.Ticket, l.Hint = w.ticket(), evict.Hint{}
+	w.do(l)
+	if len(seen.hints) != 2 || seen.hints[1] != waits || seen.hints[2] != waits || seen.touches[1] != touches+2 {
+		t.Errorf("hints after a Lookup: %v, of %d uses", seen.hints, seen.touches[1]-touches)
+	}
 }
 
 // The same with the default policy, which learns: what it learns of one tenant's pages differs with which of them are

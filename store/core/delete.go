@@ -57,13 +57,7 @@ func (s *Shard) touch(ev *Touch) {
 	for n := range ev.Runs {
 		r.Reason = s.eachPage(&ev.Runs[n], &r.Results, s.touchPage)
 		s.touchRun(s.slots)
-		if ev.Hint != (evict.Hint{}) {
-			for _, i := range s.slots {
-				if i != 0 {
-					s.advise(i, ev.Hint)
-				}
-			}
-		}
+		s.adviseRun(s.slots, ev.Hint)
 	}
 	s.emit(r)
 }

@@ -108,7 +108,8 @@ type (
 		Runs      []Run // one namespace and epoch
 		View      page.View
 		TTL       time.Duration
-		Link      bool // a publisher's chain lookup: link unlinked pages to their predecessors
+		Link      bool       // a publisher's chain lookup: link unlinked pages to their predecessors
+		Hint      evict.Hint // of the pages that are pinned
 	}
 	// Renew extends a read lease (Lease) or a publication lease (Token), whichever is not zero. TTL 0 asks for as
 	// long as it was granted for.

@@ -135,6 +135,7 @@ func (s *Shard) lookupRun(ev *Lookup, n int, l *lease) (results []Result, covere
 		}
 	}
 	s.touchRun(slots[:covered])
+	s.adviseRun(slots[:covered], ev.Hint) // behind the use, which ends what was said before it
 	return results, covered, fits
 }
 

@@ -200,6 +200,18 @@ func (s *Shard) settlePolicy(i uint32, p *pageRecord, f *family, t *tally, befor
 	s.settleEvictable(i, p, t)
 }
 
+// adviseRun passes on what a client says of pages; slot 0 is none.
+func (s *Shard) adviseRun(slots []uint32, h evict.Hint) {
+	if h == (evict.Hint{}) {
+		return
+	}
+	for _, i := range slots {
+		if i != 0 {
+			s.advise(i, h)
+		}
+	}
+}
+
 // advise passes on what a client says of a page that is committed.
 func (s *Shard) advise(i uint32, h evict.Hint) {
 	p := s.pages.At(i)

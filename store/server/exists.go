@@ -68,7 +68,11 @@ func (n *node) lookup(ctx context.Context, a *asked, runs []core.Run, v page.Vie
 	if err != nil {
 		return nil, err
 	}
-	got, why, err := n.store.Lookup(ctx, a.caller, runs, v, ttl)
+	h, err := a.hintOf(r.Hint)
+	if err != nil {
+		return nil, err
+	}
+	got, why, err := n.store.Lookup(ctx, a.caller, runs, v, ttl, h)
 	if why == reason.Absent && err == nil {
 		return existsNothing(keys, len(r.Runs)), nil
 	}

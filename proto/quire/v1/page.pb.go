@@ -433,8 +433,10 @@ type BatchExistsRequest struct {
 	// Unset: page scope, all heads and layers, so that all ranks get one answer.
 	View *View `protobuf:"bytes,3,opt,name=view,proto3" json:"view,omitempty"`
 	// Unset: a bare probe, which neither refreshes recency nor pins.
-	Lease         *durationpb.Duration `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
-	SessionId     []byte               `protobuf:"bytes,5,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	Lease     *durationpb.Duration `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
+	SessionId []byte               `protobuf:"bytes,5,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Of the pages that the lease pins: what comes after the use that this lookup is. Without a lease it says nothing.
+	Hint          *Hint `protobuf:"bytes,6,opt,name=hint,proto3" json:"hint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -500,6 +502,13 @@ func (x *BatchExistsRequest) GetLease() *durationpb.Duration {
 func (x *BatchExistsRequest) GetSessionId() []byte {
 	if x != nil {
 		return x.SessionId
+	}
+	return nil
+}
+
+func (x *BatchExistsRequest) GetHint() *Hint {
+	if x != nil {
+		return x.Hint
 	}
 	return nil
 }
@@ -2689,14 +2698,15 @@ const file_quire_v1_page_proto_rawDesc = "" +
 	"\binstance\x18\x01 \x01(\tR\binstance\"/\n" +
 	"\x0eAttachResponse\x12\x1d\n" +
 	"\n" +
-	"session_id\x18\x01 \x01(\fR\tsessionId\"\xe4\x01\n" +
+	"session_id\x18\x01 \x01(\fR\tsessionId\"\x88\x02\n" +
 	"\x12BatchExistsRequest\x124\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x16.quire.v1.NamespaceRefR\tnamespace\x12$\n" +
 	"\x04runs\x18\x02 \x03(\v2\x10.quire.v1.KeyRunR\x04runs\x12\"\n" +
 	"\x04view\x18\x03 \x01(\v2\x0e.quire.v1.ViewR\x04view\x12/\n" +
 	"\x05lease\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x12\x1d\n" +
 	"\n" +
-	"session_id\x18\x05 \x01(\fR\tsessionId\"\x8f\x01\n" +
+	"session_id\x18\x05 \x01(\fR\tsessionId\x12\"\n" +
+	"\x04hint\x18\x06 \x01(\v2\x0e.quire.v1.HintR\x04hint\"\x8f\x01\n" +
 	"\x13BatchExistsResponse\x12\x18\n" +
 	"\apresent\x18\x01 \x01(\fR\apresent\x12\x18\n" +
 	"\aunknown\x18\x02 \x01(\fR\aunknown\x12\x18\n" +
@@ -2955,101 +2965,102 @@ var file_quire_v1_page_proto_depIdxs = []int32{
 	44, // 3: quire.v1.BatchExistsRequest.runs:type_name -> quire.v1.KeyRun
 	45, // 4: quire.v1.BatchExistsRequest.view:type_name -> quire.v1.View
 	42, // 5: quire.v1.BatchExistsRequest.lease:type_name -> google.protobuf.Duration
-	9,  // 6: quire.v1.BatchExistsResponse.lease:type_name -> quire.v1.LeaseGrant
-	42, // 7: quire.v1.LeaseGrant.ttl:type_name -> google.protobuf.Duration
-	43, // 8: quire.v1.BeginPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
-	44, // 9: quire.v1.BeginPublishRequest.run:type_name -> quire.v1.KeyRun
-	12, // 10: quire.v1.BeginPublishRequest.pages:type_name -> quire.v1.PublishPage
-	42, // 11: quire.v1.BeginPublishRequest.lease:type_name -> google.protobuf.Duration
-	46, // 12: quire.v1.BeginPublishRequest.durability:type_name -> quire.v1.Durability
-	11, // 13: quire.v1.BeginPublishRequest.hint:type_name -> quire.v1.Hint
-	0,  // 14: quire.v1.Hint.category:type_name -> quire.v1.WorkCategory
-	42, // 15: quire.v1.Hint.expected_reuse:type_name -> google.protobuf.Duration
-	1,  // 16: quire.v1.Hint.next:type_name -> quire.v1.NextStep
-	45, // 17: quire.v1.PublishPage.view:type_name -> quire.v1.View
-	14, // 18: quire.v1.BeginPublishResponse.token:type_name -> quire.v1.FencingToken
-	42, // 19: quire.v1.BeginPublishResponse.lease:type_name -> google.protobuf.Duration
-	47, // 20: quire.v1.BeginPublishResponse.pages:type_name -> quire.v1.PageStatus
-	14, // 21: quire.v1.WritePagesRequest.token:type_name -> quire.v1.FencingToken
-	43, // 22: quire.v1.WritePagesRequest.namespace:type_name -> quire.v1.NamespaceRef
-	47, // 23: quire.v1.WritePagesResponse.pages:type_name -> quire.v1.PageStatus
-	14, // 24: quire.v1.CommitPublishRequest.token:type_name -> quire.v1.FencingToken
-	43, // 25: quire.v1.CommitPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
-	18, // 26: quire.v1.CommitPublishRequest.pages:type_name -> quire.v1.CommitPage
-	47, // 27: quire.v1.CommitPublishResponse.pages:type_name -> quire.v1.PageStatus
-	14, // 28: quire.v1.AbortPublishRequest.token:type_name -> quire.v1.FencingToken
-	43, // 29: quire.v1.AbortPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
-	43, // 30: quire.v1.RenewLeaseRequest.namespace:type_name -> quire.v1.NamespaceRef
-	14, // 31: quire.v1.RenewLeaseRequest.token:type_name -> quire.v1.FencingToken
-	42, // 32: quire.v1.RenewLeaseRequest.ttl:type_name -> google.protobuf.Duration
-	42, // 33: quire.v1.RenewLeaseResponse.ttl:type_name -> google.protobuf.Duration
-	43, // 34: quire.v1.ReleaseLeaseRequest.namespace:type_name -> quire.v1.NamespaceRef
-	44, // 35: quire.v1.ReleaseLeaseRequest.run:type_name -> quire.v1.KeyRun
-	43, // 36: quire.v1.FetchRequest.namespace:type_name -> quire.v1.NamespaceRef
-	44, // 37: quire.v1.FetchRequest.run:type_name -> quire.v1.KeyRun
-	45, // 38: quire.v1.FetchRequest.view:type_name -> quire.v1.View
-	27, // 39: quire.v1.FetchRequest.resume:type_name -> quire.v1.ResumePage
-	47, // 40: quire.v1.FetchResponse.trailer:type_name -> quire.v1.PageStatus
-	43, // 41: quire.v1.ReportCorruptRequest.namespace:type_name -> quire.v1.NamespaceRef
-	44, // 42: quire.v1.ReportCorruptRequest.run:type_name -> quire.v1.KeyRun
-	47, // 43: quire.v1.ReportCorruptResponse.pages:type_name -> quire.v1.PageStatus
-	43, // 44: quire.v1.BatchDeleteRequest.namespace:type_name -> quire.v1.NamespaceRef
-	44, // 45: quire.v1.BatchDeleteRequest.runs:type_name -> quire.v1.KeyRun
-	47, // 46: quire.v1.BatchDeleteResponse.pages:type_name -> quire.v1.PageStatus
-	43, // 47: quire.v1.TouchRequest.namespace:type_name -> quire.v1.NamespaceRef
-	44, // 48: quire.v1.TouchRequest.runs:type_name -> quire.v1.KeyRun
-	11, // 49: quire.v1.TouchRequest.hint:type_name -> quire.v1.Hint
-	47, // 50: quire.v1.TouchResponse.pages:type_name -> quire.v1.PageStatus
-	43, // 51: quire.v1.PinRequest.namespace:type_name -> quire.v1.NamespaceRef
-	44, // 52: quire.v1.PinRequest.runs:type_name -> quire.v1.KeyRun
-	47, // 53: quire.v1.PinResponse.pages:type_name -> quire.v1.PageStatus
-	43, // 54: quire.v1.WatchPagesRequest.namespace:type_name -> quire.v1.NamespaceRef
-	39, // 55: quire.v1.WatchPagesResponse.events:type_name -> quire.v1.PageEvent
-	2,  // 56: quire.v1.PageEvent.kind:type_name -> quire.v1.PageEvent.Kind
-	45, // 57: quire.v1.PageEvent.view:type_name -> quire.v1.View
-	48, // 58: quire.v1.PageEvent.reason:type_name -> quire.v1.Reason
-	43, // 59: quire.v1.ReportRequest.namespace:type_name -> quire.v1.NamespaceRef
-	49, // 60: quire.v1.ReportRequest.counters:type_name -> quire.v1.EngineCounters
-	50, // 61: quire.v1.ReportRequest.breaker:type_name -> quire.v1.BreakerState
-	42, // 62: quire.v1.ReportRequest.uptime:type_name -> google.protobuf.Duration
-	42, // 63: quire.v1.ReportResponse.interval:type_name -> google.protobuf.Duration
-	3,  // 64: quire.v1.PageService.GetCapabilities:input_type -> quire.v1.GetCapabilitiesRequest
-	5,  // 65: quire.v1.PageService.Attach:input_type -> quire.v1.AttachRequest
-	7,  // 66: quire.v1.PageService.BatchExists:input_type -> quire.v1.BatchExistsRequest
-	10, // 67: quire.v1.PageService.BeginPublish:input_type -> quire.v1.BeginPublishRequest
-	15, // 68: quire.v1.PageService.WritePages:input_type -> quire.v1.WritePagesRequest
-	17, // 69: quire.v1.PageService.CommitPublish:input_type -> quire.v1.CommitPublishRequest
-	20, // 70: quire.v1.PageService.AbortPublish:input_type -> quire.v1.AbortPublishRequest
-	22, // 71: quire.v1.PageService.RenewLease:input_type -> quire.v1.RenewLeaseRequest
-	24, // 72: quire.v1.PageService.ReleaseLease:input_type -> quire.v1.ReleaseLeaseRequest
-	26, // 73: quire.v1.PageService.Fetch:input_type -> quire.v1.FetchRequest
-	29, // 74: quire.v1.PageService.ReportCorrupt:input_type -> quire.v1.ReportCorruptRequest
-	31, // 75: quire.v1.PageService.BatchDelete:input_type -> quire.v1.BatchDeleteRequest
-	33, // 76: quire.v1.PageService.Touch:input_type -> quire.v1.TouchRequest
-	35, // 77: quire.v1.PageService.Pin:input_type -> quire.v1.PinRequest
-	37, // 78: quire.v1.PageService.WatchPages:input_type -> quire.v1.WatchPagesRequest
-	40, // 79: quire.v1.PageService.Report:input_type -> quire.v1.ReportRequest
-	4,  // 80: quire.v1.PageService.GetCapabilities:output_type -> quire.v1.GetCapabilitiesResponse
-	6,  // 81: quire.v1.PageService.Attach:output_type -> quire.v1.AttachResponse
-	8,  // 82: quire.v1.PageService.BatchExists:output_type -> quire.v1.BatchExistsResponse
-	13, // 83: quire.v1.PageService.BeginPublish:output_type -> quire.v1.BeginPublishResponse
-	16, // 84: quire.v1.PageService.WritePages:output_type -> quire.v1.WritePagesResponse
-	19, // 85: quire.v1.PageService.CommitPublish:output_type -> quire.v1.CommitPublishResponse
-	21, // 86: quire.v1.PageService.AbortPublish:output_type -> quire.v1.AbortPublishResponse
-	23, // 87: quire.v1.PageService.RenewLease:output_type -> quire.v1.RenewLeaseResponse
-	25, // 88: quire.v1.PageService.ReleaseLease:output_type -> quire.v1.ReleaseLeaseResponse
-	28, // 89: quire.v1.PageService.Fetch:output_type -> quire.v1.FetchResponse
-	30, // 90: quire.v1.PageService.ReportCorrupt:output_type -> quire.v1.ReportCorruptResponse
-	32, // 91: quire.v1.PageService.BatchDelete:output_type -> quire.v1.BatchDeleteResponse
-	34, // 92: quire.v1.PageService.Touch:output_type -> quire.v1.TouchResponse
-	36, // 93: quire.v1.PageService.Pin:output_type -> quire.v1.PinResponse
-	38, // 94: quire.v1.PageService.WatchPages:output_type -> quire.v1.WatchPagesResponse
-	41, // 95: quire.v1.PageService.Report:output_type -> quire.v1.ReportResponse
-	80, // [80:96] is the sub-list for method output_type
-	64, // [64:80] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	11, // 6: quire.v1.BatchExistsRequest.hint:type_name -> quire.v1.Hint
+	9,  // 7: quire.v1.BatchExistsResponse.lease:type_name -> quire.v1.LeaseGrant
+	42, // 8: quire.v1.LeaseGrant.ttl:type_name -> google.protobuf.Duration
+	43, // 9: quire.v1.BeginPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 10: quire.v1.BeginPublishRequest.run:type_name -> quire.v1.KeyRun
+	12, // 11: quire.v1.BeginPublishRequest.pages:type_name -> quire.v1.PublishPage
+	42, // 12: quire.v1.BeginPublishRequest.lease:type_name -> google.protobuf.Duration
+	46, // 13: quire.v1.BeginPublishRequest.durability:type_name -> quire.v1.Durability
+	11, // 14: quire.v1.BeginPublishRequest.hint:type_name -> quire.v1.Hint
+	0,  // 15: quire.v1.Hint.category:type_name -> quire.v1.WorkCategory
+	42, // 16: quire.v1.Hint.expected_reuse:type_name -> google.protobuf.Duration
+	1,  // 17: quire.v1.Hint.next:type_name -> quire.v1.NextStep
+	45, // 18: quire.v1.PublishPage.view:type_name -> quire.v1.View
+	14, // 19: quire.v1.BeginPublishResponse.token:type_name -> quire.v1.FencingToken
+	42, // 20: quire.v1.BeginPublishResponse.lease:type_name -> google.protobuf.Duration
+	47, // 21: quire.v1.BeginPublishResponse.pages:type_name -> quire.v1.PageStatus
+	14, // 22: quire.v1.WritePagesRequest.token:type_name -> quire.v1.FencingToken
+	43, // 23: quire.v1.WritePagesRequest.namespace:type_name -> quire.v1.NamespaceRef
+	47, // 24: quire.v1.WritePagesResponse.pages:type_name -> quire.v1.PageStatus
+	14, // 25: quire.v1.CommitPublishRequest.token:type_name -> quire.v1.FencingToken
+	43, // 26: quire.v1.CommitPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
+	18, // 27: quire.v1.CommitPublishRequest.pages:type_name -> quire.v1.CommitPage
+	47, // 28: quire.v1.CommitPublishResponse.pages:type_name -> quire.v1.PageStatus
+	14, // 29: quire.v1.AbortPublishRequest.token:type_name -> quire.v1.FencingToken
+	43, // 30: quire.v1.AbortPublishRequest.namespace:type_name -> quire.v1.NamespaceRef
+	43, // 31: quire.v1.RenewLeaseRequest.namespace:type_name -> quire.v1.NamespaceRef
+	14, // 32: quire.v1.RenewLeaseRequest.token:type_name -> quire.v1.FencingToken
+	42, // 33: quire.v1.RenewLeaseRequest.ttl:type_name -> google.protobuf.Duration
+	42, // 34: quire.v1.RenewLeaseResponse.ttl:type_name -> google.protobuf.Duration
+	43, // 35: quire.v1.ReleaseLeaseRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 36: quire.v1.ReleaseLeaseRequest.run:type_name -> quire.v1.KeyRun
+	43, // 37: quire.v1.FetchRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 38: quire.v1.FetchRequest.run:type_name -> quire.v1.KeyRun
+	45, // 39: quire.v1.FetchRequest.view:type_name -> quire.v1.View
+	27, // 40: quire.v1.FetchRequest.resume:type_name -> quire.v1.ResumePage
+	47, // 41: quire.v1.FetchResponse.trailer:type_name -> quire.v1.PageStatus
+	43, // 42: quire.v1.ReportCorruptRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 43: quire.v1.ReportCorruptRequest.run:type_name -> quire.v1.KeyRun
+	47, // 44: quire.v1.ReportCorruptResponse.pages:type_name -> quire.v1.PageStatus
+	43, // 45: quire.v1.BatchDeleteRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 46: quire.v1.BatchDeleteRequest.runs:type_name -> quire.v1.KeyRun
+	47, // 47: quire.v1.BatchDeleteResponse.pages:type_name -> quire.v1.PageStatus
+	43, // 48: quire.v1.TouchRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 49: quire.v1.TouchRequest.runs:type_name -> quire.v1.KeyRun
+	11, // 50: quire.v1.TouchRequest.hint:type_name -> quire.v1.Hint
+	47, // 51: quire.v1.TouchResponse.pages:type_name -> quire.v1.PageStatus
+	43, // 52: quire.v1.PinRequest.namespace:type_name -> quire.v1.NamespaceRef
+	44, // 53: quire.v1.PinRequest.runs:type_name -> quire.v1.KeyRun
+	47, // 54: quire.v1.PinResponse.pages:type_name -> quire.v1.PageStatus
+	43, // 55: quire.v1.WatchPagesRequest.namespace:type_name -> quire.v1.NamespaceRef
+	39, // 56: quire.v1.WatchPagesResponse.events:type_name -> quire.v1.PageEvent
+	2,  // 57: quire.v1.PageEvent.kind:type_name -> quire.v1.PageEvent.Kind
+	45, // 58: quire.v1.PageEvent.view:type_name -> quire.v1.View
+	48, // 59: quire.v1.PageEvent.reason:type_name -> quire.v1.Reason
+	43, // 60: quire.v1.ReportRequest.namespace:type_name -> quire.v1.NamespaceRef
+	49, // 61: quire.v1.ReportRequest.counters:type_name -> quire.v1.EngineCounters
+	50, // 62: quire.v1.ReportRequest.breaker:type_name -> quire.v1.BreakerState
+	42, // 63: quire.v1.ReportRequest.uptime:type_name -> google.protobuf.Duration
+	42, // 64: quire.v1.ReportResponse.interval:type_name -> google.protobuf.Duration
+	3,  // 65: quire.v1.PageService.GetCapabilities:input_type -> quire.v1.GetCapabilitiesRequest
+	5,  // 66: quire.v1.PageService.Attach:input_type -> quire.v1.AttachRequest
+	7,  // 67: quire.v1.PageService.BatchExists:input_type -> quire.v1.BatchExistsRequest
+	10, // 68: quire.v1.PageService.BeginPublish:input_type -> quire.v1.BeginPublishRequest
+	15, // 69: quire.v1.PageService.WritePages:input_type -> quire.v1.WritePagesRequest
+	17, // 70: quire.v1.PageService.CommitPublish:input_type -> quire.v1.CommitPublishRequest
+	20, // 71: quire.v1.PageService.AbortPublish:input_type -> quire.v1.AbortPublishRequest
+	22, // 72: quire.v1.PageService.RenewLease:input_type -> quire.v1.RenewLeaseRequest
+	24, // 73: quire.v1.PageService.ReleaseLease:input_type -> quire.v1.ReleaseLeaseRequest
+	26, // 74: quire.v1.PageService.Fetch:input_type -> quire.v1.FetchRequest
+	29, // 75: quire.v1.PageService.ReportCorrupt:input_type -> quire.v1.ReportCorruptRequest
+	31, // 76: quire.v1.PageService.BatchDelete:input_type -> quire.v1.BatchDeleteRequest
+	33, // 77: quire.v1.PageService.Touch:input_type -> quire.v1.TouchRequest
+	35, // 78: quire.v1.PageService.Pin:input_type -> quire.v1.PinRequest
+	37, // 79: quire.v1.PageService.WatchPages:input_type -> quire.v1.WatchPagesRequest
+	40, // 80: quire.v1.PageService.Report:input_type -> quire.v1.ReportRequest
+	4,  // 81: quire.v1.PageService.GetCapabilities:output_type -> quire.v1.GetCapabilitiesResponse
+	6,  // 82: quire.v1.PageService.Attach:output_type -> quire.v1.AttachResponse
+	8,  // 83: quire.v1.PageService.BatchExists:output_type -> quire.v1.BatchExistsResponse
+	13, // 84: quire.v1.PageService.BeginPublish:output_type -> quire.v1.BeginPublishResponse
+	16, // 85: quire.v1.PageService.WritePages:output_type -> quire.v1.WritePagesResponse
+	19, // 86: quire.v1.PageService.CommitPublish:output_type -> quire.v1.CommitPublishResponse
+	21, // 87: quire.v1.PageService.AbortPublish:output_type -> quire.v1.AbortPublishResponse
+	23, // 88: quire.v1.PageService.RenewLease:output_type -> quire.v1.RenewLeaseResponse
+	25, // 89: quire.v1.PageService.ReleaseLease:output_type -> quire.v1.ReleaseLeaseResponse
+	28, // 90: quire.v1.PageService.Fetch:output_type -> quire.v1.FetchResponse
+	30, // 91: quire.v1.PageService.ReportCorrupt:output_type -> quire.v1.ReportCorruptResponse
+	32, // 92: quire.v1.PageService.BatchDelete:output_type -> quire.v1.BatchDeleteResponse
+	34, // 93: quire.v1.PageService.Touch:output_type -> quire.v1.TouchResponse
+	36, // 94: quire.v1.PageService.Pin:output_type -> quire.v1.PinResponse
+	38, // 95: quire.v1.PageService.WatchPages:output_type -> quire.v1.WatchPagesResponse
+	41, // 96: quire.v1.PageService.Report:output_type -> quire.v1.ReportResponse
+	81, // [81:97] is the sub-list for method output_type
+	65, // [65:81] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_quire_v1_page_proto_init() }
