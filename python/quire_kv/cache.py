@@ -12,14 +12,12 @@ reported loaded only after its bytes were verified where they now lie.
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import os
 import threading
 import time
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from . import client as _client
@@ -27,9 +25,11 @@ from .breaker import Breaker
 from .config import Config
 from .errors import ConfigError, QuireError, Reason
 from .frames import Crowded
+from .hint import Hint, WorkCategory
 from .layout import PageMemory
 from .metrics import Counters
 from .page import Geometry, View
+from .visibility import Visibility
 
 __all__ = ["Cache", "Lookup"]
 
@@ -37,9 +37,6 @@ _OPEN_PAUSES = (0.1, 0.25, 0.5, 1.0, 2.0)  # seconds between attempts to open; t
 _PROBE_TIMEOUT = 1.0  # seconds of one probe of an open breaker
 _REPORT_SECONDS = 10.0  # between reports to the store, unless it says otherwise
 _RETRY_PAUSE = 0.02  # seconds before what was refused for now is offered again
-_REMEMBERED_KEYS = 1 << 18  # after a clear: keys seen again; when full the oldest are hidden again
-_DISTRUSTED_KEYS = 1 << 12  # keys whose load failed lately
-_DISTRUST_SECONDS = 5.0  # how long lookups end before such a key
 _LOG_SECONDS = 60.0  # one line per kind of failure in this time
 
 _SILENT = frozenset({Reason.ABSENT, Reason.INCOMPLETE, Reason.EXPIRED})  # plain misses: no failures
@@ -85,6 +82,7 @@ class Cache:
         self._adapter = adapter
         self._engine = engine
         self._make_client = make_client or client_of
+        self._default_hint = Hint(WorkCategory[config.category.upper()]) if config.category is not None else None
         self.counters = Counters()
         self._started = time.monotonic()
         self._begin(spec)
@@ -104,8 +102,7 @@ class Cache:
         self._open_at = 0.0  # by the monotonic clock: not opened again before
         self._stands = False  # the session's attach stream
         self._look = False  # it came or went: the keeper asks the store how it is
-        self._seen: OrderedDict[bytes, None] | None = None  # after a clear: what this instance has met since
-        self._distrusted: OrderedDict[bytes, float] = OrderedDict()  # key -> when it is trusted again
+        self._visibility = Visibility()
         self._logged: dict[str, float] = {}
         self._start_keeper()
 
@@ -172,11 +169,13 @@ class Cache:
         scope: bytes = b"",
         view: View | None = None,
         lease: float | None = None,
+        hint: Hint | None = None,
         timeout: float | None = None,
     ) -> Lookup:
         """Which pages are there, for all heads and layers unless a view is given. One call for any number of keys.
 
-        `lease` seconds pin the leading run; the caller releases it. A key whose load failed lately ends the run.
+        `lease` seconds pin the leading run; the caller releases it. `hint` is of the pages that are pinned. A key whose load
+        failed lately ends the run.
         """
         n = len(keys)
         nothing = Lookup(0, [False] * n, None, Reason.NONE)
@@ -186,13 +185,15 @@ class Cache:
         session = self._usable()
         if session is None:
             return nothing._replace(reason=Reason.UNKNOWN)
-        ask = keys
-        if self._seen is not None or self._distrusted:
-            ask = keys[: self._visible(keys, group, scope)]
-            if not ask:
-                return nothing._replace(reason=Reason.ABSENT)
+        visible = self._visibility.leading(keys, group, scope)
+        if visible == 0:
+            return nothing._replace(reason=Reason.ABSENT)
+        ask = keys if visible == n else keys[:visible]
         try:
-            p = session.exists(ask, group=group, scope=scope, view=view, lease=lease, timeout=self._config.lookup_timeout if timeout is None else timeout)
+            p = session.exists(
+                ask, group=group, scope=scope, view=view, lease=lease, hint=self._advice(hint),
+                timeout=self._config.lookup_timeout if timeout is None else timeout,
+            )  # fmt: skip
         except Exception as e:
             return nothing._replace(reason=self._failed("lookup", e, 0, session))
         self._answered()
@@ -254,6 +255,7 @@ class Cache:
         group: bytes | None = None,
         scope: bytes = b"",
         view: View | None = None,
+        hint: Hint | None = None,
         timeout: float | None = None,
     ) -> list[bool]:
         """Publishes consecutive pages of one chain; one answer a key: whether the store holds it now.
@@ -287,6 +289,7 @@ class Cache:
                     scope=scope,
                     view=view,
                     durability=self._config.durability,
+                    hint=self._advice(hint),
                     timeout=left,
                 )
             except Exception as e:
@@ -308,9 +311,24 @@ class Cache:
             self._judge("save", "saved", pages, keys[first:], group, scope)
         if session is not self._session:
             return [False] * n
-        self._remember([k for k, ok in zip(keys, good, strict=True) if ok], group, scope)
+        self._visibility.show([k for k, ok in zip(keys, good, strict=True) if ok], group, scope)
         self._count_bytes("save", session, group, view, sum(good))
         return good
+
+    def hint_of(self, given: object) -> Hint | None:
+        """What a request's own hint says (hint.Hint.parse); None where there is none, or where it is wrong: that is counted and logged."""
+        if given is None:
+            return None
+        try:
+            return Hint.parse(given)
+        except Exception as e:
+            self.counters.add(bad_hints=1)
+            self._say("hint", f"quire: a request's hint is ignored: {_line(e)}")
+            return None
+
+    def _advice(self, hint: Hint | None) -> Hint | None:
+        """The hint, with the category of the configuration where it names none."""
+        return self._default_hint if hint is None else hint.otherwise(self._default_hint)
 
     # -- the life of the identity --------------------------------------------------------------------------------
 
@@ -319,8 +337,7 @@ class Cache:
 
         Nothing is deleted: pages belong to everybody who shares the namespace. Idempotent.
         """
-        with self._lock:
-            self._seen = OrderedDict()
+        self._visibility.clear()
 
     def invalidate(self, why: str) -> None:
         """The model is not any more what the identity says: no lookup, load or save from now on, until reopen.
@@ -572,43 +589,9 @@ class Cache:
             if p.reason not in _SILENT:
                 self.counters.fail(p.reason)
                 self._say(f"{what} {p.reason.label}", f"quire: a page could not be {done}: {p.reason.label}")
-            if what == "load":
-                bad.append(k)
-        if bad:
-            until = time.monotonic() + _DISTRUST_SECONDS
-            with self._lock:
-                for b in _fingerprints(bad, group, scope):
-                    self._distrusted[b] = until
-                    self._distrusted.move_to_end(b)
-                while len(self._distrusted) > _DISTRUSTED_KEYS:
-                    self._distrusted.popitem(last=False)
-
-    def _visible(self, keys: Sequence[bytes], group: bytes | None, scope: bytes) -> int:
-        """How many keys from the start may be looked up: up to the first that is hidden or distrusted."""
-        now = time.monotonic()
-        with self._lock:
-            while self._distrusted and next(iter(self._distrusted.values())) <= now:
-                self._distrusted.popitem(last=False)
-            seen, distrusted = self._seen, self._distrusted
-            if seen is None and not distrusted:
-                return len(keys)
-            for i, f in enumerate(_fingerprints(keys, group, scope)):
-                if f in distrusted or (seen is not None and f not in seen):
-                    return i
-        return len(keys)
-
-    def _remember(self, keys: Sequence[bytes], group: bytes | None, scope: bytes) -> None:
-        """A save un-hides its pages, and ends the distrust of them."""
-        if self._seen is None and not self._distrusted:
-            return
-        with self._lock:
-            for f in _fingerprints(keys, group, scope):
-                self._distrusted.pop(f, None)
-                if self._seen is not None:
-                    self._seen[f] = None
-                    self._seen.move_to_end(f)
-            while self._seen is not None and len(self._seen) > _REMEMBERED_KEYS:
-                self._seen.popitem(last=False)
+            bad.append(k)
+        if bad and what == "load":
+            self._visibility.distrust(bad, group, scope)
 
     def _count_bytes(self, what: str, session: _client.Session, group: bytes | None, view: View | None, pages: int) -> None:
         geometry = next(iter(session.geometries.values())) if group is None else session.geometries[group]
@@ -653,12 +636,6 @@ def client_of(config: Config) -> _client.Client:
             call_timeout=max(config.load_timeout, config.save_timeout),
         )
     )
-
-
-def _fingerprints(keys: Iterable[bytes], group: bytes | None, scope: bytes) -> Iterator[bytes]:
-    """16 bytes for each key as it is in this group and scope."""
-    place = hashlib.blake2b((group or b"") + b"/" + scope, digest_size=16).digest() if group or scope else b""
-    return (hashlib.blake2b(key, digest_size=16, key=place).digest() for key in keys)
 
 
 def _done(error: Exception, n: int) -> list[bool]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import ConfigError
+from .hint import CATEGORIES
 from .options import TRANSPORTS, default_instance
 
 __all__ = ["Config", "DEFAULT_SERVER"]
@@ -37,6 +38,7 @@ class Config:
     model_manifest: str | None = None  # the file that `quire model digest` wrote; found by its digest when unset
     weights: str | None = None  # "frozen": the operator's word that they are never changed while the engine runs
     durability: str | None = None  # memory, disk; unset is the namespace's default
+    category: str | None = None  # interactive, agent, batch, system: the kind of work of requests that do not say it themselves
     lookup_timeout_ms: int = 300
     load_timeout_ms: int = 1000
     save_timeout_ms: int = 1000
@@ -72,6 +74,7 @@ class Config:
         _one_of("transport", self.transport, TRANSPORTS)
         _one_of("durability", self.durability, _DURABILITIES)
         _one_of("weights", self.weights, (None, "frozen"))
+        _one_of("category", self.category, (None, *CATEGORIES))
         for name in ("token_file", "tls_ca", "tls_cert", "tls_key", "model_digest", "model_manifest", "instance"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):

@@ -20,6 +20,7 @@ _NAMES = (
     "save_bytes",
     "recompute_fallbacks",  # pages that a lookup promised and a load did not bring
     "refused_open",  # calls that ended at once because the breaker was open
+    "bad_hints",  # hints of requests that say nothing that can be understood
 )
 
 

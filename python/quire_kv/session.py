@@ -110,13 +110,14 @@ class Session:
         scope: bytes = b"",
         view: View | None = None,
         lease: float | None = None,
+        hint: Hint | None = None,
         timeout: float | None = None,
     ) -> Presence:
         """Which pages are there: one call for as many keys as the server takes at once.
 
         Without a view for all heads and layers, so that all ranks get one answer. `lease` seconds pin the longest run
         from the start that fits the server's budgets, within the first call's keys; None is a bare probe, which neither
-        pins nor refreshes.
+        pins nor refreshes. `hint` is what the caller knows of the future of the pages that are pinned.
         """
         geometry = self._geometry_of(group)
         n = self._check_keys(keys, scope)
@@ -136,6 +137,8 @@ class Session:
                 if lease is not None and first == 0:
                     proto.set_seconds(request.lease, lease)
                     request.session_id = self._session_id
+                    if hint is not None:
+                        hint.write(request.hint)
                 asked = time.monotonic()
                 answer = self._repeated("BatchExists", request, call)
                 bits = np.unpackbits(np.frombuffer(answer.present, dtype=np.uint8), bitorder="little")[: len(part)]

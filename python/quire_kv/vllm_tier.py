@@ -22,7 +22,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -33,6 +33,7 @@ from vllm.v1.kv_offload.tiering import base as tiering
 from .cache import Cache
 from .config import Config
 from .errors import ConfigError, Reason
+from .hint import PARAM, Hint
 from .layout import Layout, PageMemory, Rows, address_of
 from .locks import Locks
 from .metrics import Counters
@@ -95,9 +96,10 @@ class QuireTier(tiering.SecondaryTierManager):
         self._base = address_of(primary_kv_view.cast("B"))[0] if primary_kv_view.nbytes else 0
         self._owner = primary_kv_view  # not another view of it: the tiering manager releases it after shutdown
         self._layout = Layout(1, 1, (Rows(self._chunk_bytes, self._chunk_bytes, 0, 1),))
-        self._verdicts: dict[bytes, _Verdict] = {}  # of the scheduler's thread alone, like the next three
+        self._verdicts: dict[bytes, _Verdict] = {}  # of the scheduler's thread alone, like the next four
         self._requests: dict[str, set[bytes]] = {}
         self._new: dict[str, list[bytes]] = {}
+        self._hints: dict[str, Hint | None] = {}  # of the requests that there are
         self._load_keys: dict[int, list[bytes]] = {}
         self._found: queue.SimpleQueue[list[tuple[bytes, _Verdict, bool]]] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -134,6 +136,9 @@ class QuireTier(tiering.SecondaryTierManager):
                 why = f"the engine's block hashes cannot be checked: {type(e).__name__}: {e}"
             if why:
                 self._cache.invalidate(why)
+        params = getattr(req_context, "kv_transfer_params", None)
+        if self._cache is not None and isinstance(params, Mapping) and PARAM in params:
+            self._hints[req_context.req_id] = self._cache.hint_of(params[PARAM])
         return _RequestContext()
 
     def lookup(self, key: bytes, req_context: Any) -> Any:
@@ -157,16 +162,18 @@ class QuireTier(tiering.SecondaryTierManager):
         """Asks for the keys of this step, in one lookup a request."""
         self._take_found()
         new, self._new = self._new, {}
-        for keys in new.values():
+        for request, keys in new.items():
             asked = [(k, v) for k in keys if (v := self._verdicts.get(k)) is not None and not v.asked and v.found is None]
             for _, v in asked:
                 v.asked = True
             if asked:
-                self._workers.submit("lookup", partial(self._look_up, asked), [False] * len(asked), partial(self._looked_up, asked), timeout=_QUEUE_SECONDS)
+                look_up = partial(self._look_up, asked, self._hints.get(request))
+                self._workers.submit("lookup", look_up, [False] * len(asked), partial(self._looked_up, asked), timeout=_QUEUE_SECONDS)
 
     def on_request_finished(self, req_context: Any) -> None:
         """Forgets what was known for this request alone, and gives back what it pinned."""
         self._new.pop(req_context.req_id, None)
+        self._hints.pop(req_context.req_id, None)
         over = []
         for key in self._requests.pop(req_context.req_id, ()):
             v = self._verdicts.get(key)
@@ -177,11 +184,11 @@ class QuireTier(tiering.SecondaryTierManager):
                     over.append(key)
         self._release(self._locks.unlock(over))
 
-    def _look_up(self, asked: Sequence[tuple[bytes, _Verdict]], _: float) -> list[bool]:
+    def _look_up(self, asked: Sequence[tuple[bytes, _Verdict]], hint: Hint | None, _: float) -> list[bool]:
         cache = self._cache
         assert cache is not None
         keys = [k for k, _ in asked]
-        found = cache.lookup([k[:-_GROUP_BYTES] for k in keys], lease=_LEASE_SECONDS if self._locks.room() else None)
+        found = cache.lookup([k[:-_GROUP_BYTES] for k in keys], lease=_LEASE_SECONDS if self._locks.room() else None, hint=hint)
         if found.lease is not None:
             wanted = [k for (k, v), there in zip(asked, found.present, strict=True) if there and v.requests]
             if wanted and all(v.found is None for _, v in asked):  # nobody gave up on the answer
@@ -238,6 +245,7 @@ class QuireTier(tiering.SecondaryTierManager):
         return out
 
     def _submit(self, what: str, job: Any) -> None:
+        hint = self._hints.get(job.req_context.req_id) if hasattr(job, "req_context") else None
         keys, slots = list(job.keys), [int(c) for c in (job.chunk_ids if hasattr(job, "chunk_ids") else job.block_ids)]
         began = time.monotonic()
 
@@ -251,9 +259,9 @@ class QuireTier(tiering.SecondaryTierManager):
             }
             self._finished.put((tiering.JobResult(**{k: v for k, v in fields.items() if k in _RESULT_FIELDS}), good))
 
-        self._workers.submit(what, lambda _: self._move(what, keys, slots), frozenset(), deliver, timeout=_QUEUE_SECONDS)
+        self._workers.submit(what, lambda _: self._move(what, keys, slots, hint), frozenset(), deliver, timeout=_QUEUE_SECONDS)
 
-    def _move(self, what: str, keys: Sequence[bytes], slots: Sequence[int]) -> Collection[bytes]:
+    def _move(self, what: str, keys: Sequence[bytes], slots: Sequence[int], hint: Hint | None) -> Collection[bytes]:
         """The keys whose chunks came through."""
         good: set[bytes] = set()
         cache = self._cache
@@ -265,7 +273,7 @@ class QuireTier(tiering.SecondaryTierManager):
             batch = fitting[first : first + step]
             memory = PageMemory.strided(self._layout, self._base, [s * self._chunk_bytes for _, s in batch], [0], [0], self._owner)
             hashes = [k[:-_GROUP_BYTES] for k, _ in batch]
-            answers = cache.load(hashes, memory) if what == "load" else cache.save(hashes, memory, linked=False)
+            answers = cache.load(hashes, memory) if what == "load" else cache.save(hashes, memory, linked=False, hint=hint)
             good.update(k for (k, _), ok in zip(batch, answers, strict=True) if ok)
             if not any(answers):
                 break  # the store is away or refuses: the rest would only wait for it too

@@ -13,7 +13,7 @@ import pytest
 from serving import spec_text
 from waiting import wait_for
 
-from quire_kv import cache as cache_module
+from quire_kv import visibility
 from quire_kv.cache import Cache
 from quire_kv.client import ROOT_PARENT
 from quire_kv.config import Config
@@ -171,7 +171,7 @@ def test_a_load_that_failed_ends_lookups_there_for_a_while(rig, monkeypatch):
 
 
 def test_distrust_ends(rig, monkeypatch):
-    monkeypatch.setattr(cache_module, "_DISTRUST_SECONDS", 0.05)
+    monkeypatch.setattr(visibility, "_DISTRUST_SECONDS", 0.05)
     c, other = rig.ready(), rig.ready()
     keys = chain(2)
     memory, _ = rig.memory(c, 2)

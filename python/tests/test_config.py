@@ -33,6 +33,7 @@ def test_what_adapters_and_engines_add():
         ({"transport": "rdma"}, "transport"),
         ({"durability": "tape"}, "durability"),
         ({"weights": "melted"}, "weights"),
+        ({"category": "urgent"}, "category"),
         ({"model_digest": "abc"}, "model_digest"),
         ({"model_digest": "sha256:" + "AB" * 32}, "model_digest"),
         ({"lookup_timeout_ms": 0}, "lookup_timeout_ms"),

@@ -617,3 +617,8 @@ def test_every_setting_of_a_row_is_on_the_page():
     settings = {f.name for f in dataclasses.fields(Row)} - {"name"} | {"lora", "weights", "chunk_bytes"}
     assert settings <= named, settings - named
     assert all(f"`{f}`" in table for f in FORMATS)
+
+
+def test_the_category_of_the_configuration_is_that_of_each_model(bench):
+    b = bench(models={"m": row(), "n": row()}, category="batch")
+    assert [c.category for c in b.store.configs] == ["batch", "batch"]

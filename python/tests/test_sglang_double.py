@@ -18,6 +18,8 @@ from doubles.sglang_world import SETTINGS, World, chain, same, world_of  # noqa:
 from doubles.toy_cache import ToyCache
 from waiting import wait_for
 
+from quire_kv.hint import Hint, WorkCategory
+
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 SHAPES = [(layout, False) for layout in LAYOUTS] + [(layout, True) for layout in LAYOUTS[:3]]
 
@@ -531,3 +533,15 @@ def test_case_c50_a_pool_that_comes_later_is_never_a_hit(world):
     got = off_scheduler(lambda: backend.batch_exists_v2(keys, [transfer]))
     assert got.kv_hit_pages == 0 and got.restorable_prefix_pages == []
     assert backend.batch_get_v2([transfer]) == {engine.PoolName.INDEXER: [False, False]} == backend.batch_set_v2([transfer])
+
+
+def test_a_hint_in_what_the_engine_says_more_goes_with_the_save(world):
+    w = world()
+    pool = engine.Pool("page_first")
+    backend = w.controller(pool) and w.opened[0]
+    keys, slots = chain(3), pool.alloc(12)
+    for n, more in enumerate((None, {}, {"session_id": "x"}, {"quire": {"category": "system"}}, {"quire": {"category": 7}}, "text")):
+        assert backend.batch_set_v1(keys, slots, engine.ExtraInfo(None, more)) == [True] * 3
+        assert backend.cache.stats()["bad_hints"] == (n >= 4)
+    system = Hint(WorkCategory.SYSTEM)
+    assert [h for _, h in w.store.hints] == [None, None, None, system, None, None]

@@ -183,7 +183,7 @@ def test_settings_of_the_page_are_taken(world):
     shown = json.loads(page.split("```json\n")[1].split("```")[0])
     table = page.split("| setting |")[1].split("\n\n")[0]
     assert {name for name in re.findall(r"`([a-z0-9_]+)`", "".join(row.split("|")[1] for row in table.splitlines()[2:]))} == {
-        *shown, *SETTINGS, "hicache_storage_pass_prefix_keys", "tls_ca", "tls_cert", "tls_key",
+        *shown, *SETTINGS, "hicache_storage_pass_prefix_keys", "category", "tls_ca", "tls_cert", "tls_key",
     }  # fmt: skip
     w = world()
     w.controller(engine.Pool(), backend=w.backend({**SETTINGS, **shown}))

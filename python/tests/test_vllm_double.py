@@ -21,6 +21,8 @@ from doubles.vllm_double import TOKENS, WIDTH, Status
 from doubles.vllm_double_env import CELL, PROMPT, SETTINGS, answer, cells_are_right, released
 from waiting import wait_for
 
+from quire_kv.hint import Hint, NextStep, WorkCategory
+
 
 @pytest.fixture
 def vllm(monkeypatch):
@@ -631,3 +633,39 @@ def test_a_real_store(vllm, server_factory, spec_text):
     assert answers == [(answers[0][0], 0), (answers[0][0], 20)]
     assert server.read_counter() == 5 * 4 * CELL
     assert os.path.exists(server.socket)
+
+
+# -- hints ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [{}, {"tp": 2}], ids=str)
+def test_the_hint_of_a_request_goes_with_its_saves_and_its_lookup(make, shape):
+    store = ToyStore()
+    one = make(store, **shape)
+    one.add("a", PROMPT, 6, params={"quire": {"category": "agent", "tool_call_pending": True, "reuse_in_s": 30}, "do_remote_prefill": False})
+    one.run()
+    one.flush()
+    assert set(store.hints) == {("save", Hint(WorkCategory.AGENT, 30.0, NextStep.TOOL_CALL))}
+    store.hints.clear()
+    two = make(store, **shape)
+    second = two.add("b", PROMPT, 6, params={"quire": {"end_of_session": True}})
+    two.run()
+    two.flush()
+    ends = Hint(next=NextStep.SESSION_END)
+    assert second.external == 20 and set(store.hints) == {("lookup", ends), ("save", ends)}  # found, and generated
+
+
+@pytest.mark.parametrize(
+    "params",
+    [None, {}, "quire", {"quire": None}, {"quire": "agent"}, {"quire": {"category": "urgent"}}, {"quire": {"sever": 1}}, {"quire": {"reuse_in_s": -1}}],
+    ids=str,
+)
+def test_a_request_without_a_right_hint_runs_as_ever(make, params):
+    store = ToyStore()
+    engine = make(store)
+    request = engine.add("a", PROMPT, 6, params=params)
+    engine.run()
+    engine.flush()
+    assert request.answer == answer(make) and {h for _, h in store.hints} == {None}
+    wrong = isinstance(params, dict) and params.get("quire") is not None
+    assert sum(c.stats()["bad_hints"] for c in store.caches) == wrong

@@ -20,6 +20,7 @@ from waiting import wait_for
 
 from quire_kv.config import Config
 from quire_kv.errors import ConfigError, Reason
+from quire_kv.hint import Hint, NextStep, WorkCategory
 
 Identity = collections.namedtuple("Identity", "spec differs")
 
@@ -353,3 +354,23 @@ def test_the_page_shows_the_example():
     assert json.loads(shown) == example
     (tier,) = example["kv_connector_extra_config"]["secondary_tiers"]
     assert Config.parse({k: v for k, v in tier.items() if k not in ("type", "module_path")}, allowed=frozenset({"lora"})).require_model()
+
+
+def test_the_hint_of_a_request_goes_with_its_stores_and_its_lookups(make):
+    m = make()
+    writer = double.ReqContext("writer", {"quire": {"category": "batch"}})
+    m.tier.on_new_request(writer)
+    contents = {key(i): os.urandom(m.chunk_bytes) for i in range(1, 5)}
+    m.store(contents, writer)
+    wait_for(lambda: m._reap() or not m._jobs)
+    m.tier.on_request_finished(writer)
+    m.drop_primary()
+    m.new_request("r", [*contents], {"quire": {"end_of_session": True}})
+    run(m, "r")
+    m.new_request("s", [key(9)], {"quire": {"end_of_session": "yes"}})
+    run(m, "s")
+    assert m.store_of_test.hints == [("save", Hint(WorkCategory.BATCH)), ("lookup", Hint(next=NextStep.SESSION_END))]
+    assert m.tier._cache.stats()["bad_hints"] == 1 and m.requests["s"].hits == 0
+    for name in ("r", "s"):
+        m.finish(name)
+    assert m.tier._hints == {}

@@ -26,6 +26,7 @@ from .. import client as _client
 from ..cache import Cache
 from ..config import Config
 from ..errors import ConfigError, QuireError
+from ..hint import PARAM
 from ..layout import PageMemory
 from ..page import View
 from . import answers
@@ -297,12 +298,12 @@ class QuireHiCache(HiCacheStorage):
     @_miss_of(lambda keys, *_, **__: [False] * len(keys))
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Stores the pages of the pool at host_indices; one answer a key: whether the store holds it now."""
-        return self._save("kv", keys, lambda pool: pool.pages(host_indices, len(keys)), _parent_of(extra_info))
+        return self._save("kv", keys, lambda pool: pool.pages(host_indices, len(keys)), _parent_of(extra_info), extra_info)
 
     @_miss_of(lambda transfers, *_, **__: answers.nothing(transfers))
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
         """The same for each pool of the transfers; pools that are not stored answer False."""
-        return {t.name: self._save(answers.pool_name(t.name), t.keys or (), _pages_of(t), _client.UNKNOWN_PARENT) for t in transfers}
+        return {t.name: self._save(answers.pool_name(t.name), t.keys or (), _pages_of(t), _client.UNKNOWN_PARENT, extra_info) for t in transfers}
 
     @_miss_of(lambda *_, **__: False)
     def batch_set(self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None) -> bool:
@@ -316,7 +317,7 @@ class QuireHiCache(HiCacheStorage):
         """One page from a flat tensor."""
         return self.batch_set([key], [value]) if value is not None else False
 
-    def _save(self, name: str, keys: Sequence[str], memory_of: _MemoryOf, parent: Any) -> list[bool]:
+    def _save(self, name: str, keys: Sequence[str], memory_of: _MemoryOf, parent: Any, extra_info: Any = None) -> list[bool]:
         good = [False] * len(keys)
         prepared = self._prepare(name, keys, memory_of)
         if prepared is None:
@@ -324,10 +325,13 @@ class QuireHiCache(HiCacheStorage):
         cache, part, hashes, memory = prepared
         if self._replica_writes(part, hashes) and self._replica_wrote(cache, name, hashes, part.view):
             return [True] * len(keys)
+        hint = cache.hint_of(_said(extra_info))
         began = time.monotonic()
         for batch in _batches(len(keys), part.pool.page_bytes):
             before = hashes[batch.start - 1] if batch.start and name == "kv" else parent
-            good[batch] = cache.save(hashes[batch], memory.select(batch), parent=before, linked=name == "kv", group=self._group(name), view=part.view)
+            good[batch] = cache.save(
+                hashes[batch], memory.select(batch), parent=before, linked=name == "kv", group=self._group(name), view=part.view, hint=hint
+            )
             if not all(good[batch]):
                 break  # pages behind a hole are of no use, and the engine takes the batch as failed
         self._sample("save", sum(good), part.pool.page_bytes, time.monotonic() - began)
@@ -406,6 +410,12 @@ def _batches(pages: int, page_bytes: int) -> list[slice]:
     """Cuts a call into parts of at most _BATCH_BYTES, and at least one page."""
     step = max(1, _BATCH_BYTES // page_bytes)
     return [slice(i, min(i + step, pages)) for i in range(0, pages, step)]
+
+
+def _said(extra_info: Any) -> Any:
+    """The hint among what the engine says more of a call; None where there is none."""
+    more = getattr(extra_info, "extra_info", None)
+    return more.get(PARAM) if isinstance(more, Mapping) else None
 
 
 def _parent_of(extra_info: Any) -> Any:

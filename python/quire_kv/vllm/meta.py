@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
+from ..hint import Hint
+
 __all__ = ["Load", "Plan", "Report", "Save"]
 
 
@@ -21,12 +23,14 @@ class Load:
 
 @dataclass
 class Save:
-    """Consecutive full blocks of one chain. `parent` is the key before keys[0]; None where keys[0] begins the chain."""
+    """Consecutive full blocks of one chain. `parent` is the key before keys[0]; None where keys[0] begins the chain. `hint`
+    is what their request says of the future."""
 
     scope: bytes
     parent: bytes | None
     keys: list[bytes]
     blocks: list[int]
+    hint: Hint | None = None
 
 
 @dataclass

@@ -17,11 +17,12 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..cache import Cache, Lookup
+from ..hint import PARAM, Hint
 from .lookups import Background
 from .meta import Load, Plan, Report, Save
 
@@ -58,6 +59,7 @@ class _Entry:
     request: Any
     since: float
     scope: bytes | None = None
+    hint: Hint | None = None  # what the request says of its pages' future
     answer: Lookup | None = None
     pinned_until: float = 0.0
     looking: bool = False
@@ -241,6 +243,7 @@ class Scheduling:
         self._entries[request.request_id] = entry
         entry.barred = bool(self._off) or bool(getattr(request, "resumable", False))
         if not entry.barred:
+            entry.hint = self._cache.hint_of(_said(request))
             entry.scope = self._scopes.quick(request)
             self._look(entry)
         return entry
@@ -272,7 +275,7 @@ class Scheduling:
                 scope = self._scopes.slow(entry.request)
             if scope is not None and keys:
                 until = self._clock() + 0.8 * LEASE_SECONDS
-                answer = self._cache.lookup(keys, scope=scope, lease=LEASE_SECONDS)
+                answer = self._cache.lookup(keys, scope=scope, lease=LEASE_SECONDS, hint=entry.hint)
         finally:
             with self._lock:
                 entry.looking = False
@@ -313,7 +316,7 @@ class Scheduling:
                     saves[-1].keys.append(key)
                     saves[-1].blocks.append(table[i])
                 else:
-                    saves.append(Save(scope, hashes[i - 1] if i else None, [key], [table[i]]))
+                    saves.append(Save(scope, hashes[i - 1] if i else None, [key], [table[i]], entry.hint))
                 self._known[(scope, key)] = self._clock()
                 if len(self._known) > _KNOWN_KEYS:
                     self._known.popitem(last=False)
@@ -353,6 +356,12 @@ class Scheduling:
 
     def _all(self) -> Iterable[tuple[str, _Entry]]:
         return [*self._entries.items(), *self._ending.items()]
+
+
+def _said(request: Any) -> Any:
+    """The hint in a request's kv_transfer_params; None where there is none."""
+    params = getattr(request, "kv_transfer_params", None)
+    return params.get(PARAM) if isinstance(params, Mapping) else None
 
 
 def _release(leases: Iterable[Any]) -> None:

@@ -19,6 +19,7 @@ _TEXT = {
     "loads": "Blocks that were to be loaded", "loaded_pages": "Blocks loaded and verified", "load_bytes": "Bytes loaded",
     "saves": "Blocks offered to the store", "saved_pages": "Blocks that the store holds after it was offered them", "save_bytes": "Bytes saved",
     "recompute_fallbacks": "Blocks promised by a lookup and recomputed", "refused_open": "Calls that ended at once because the store was away",
+    "bad_hints": "Hints of requests that were ignored, since they are wrong",
     "late_lookups": "Requests that went on without the cache because their lookup took too long", "refused_lookups": "Lookups that found no thread",
     "dropped_saves": "Blocks not saved because too many waited", "failed_blocks": "Blocks that a load did not bring",
 }  # fmt: skip

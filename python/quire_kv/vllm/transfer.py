@@ -225,7 +225,7 @@ class Transfer:
         if save.keys and self._writes(save.keys[0]):
             for at in range(0, len(save.keys), _BATCH_PAGES):
                 end = at + _BATCH_PAGES
-                yield Save(save.scope, save.keys[at - 1] if at else save.parent, save.keys[at:end], save.blocks[at:end])
+                yield Save(save.scope, save.keys[at - 1] if at else save.parent, save.keys[at:end], save.blocks[at:end], save.hint)
 
     def _snapshot(self, save: Save, geometry: Geometry) -> None:
         assert self._memory is not None
@@ -277,7 +277,8 @@ class Transfer:
         if geometry is None or slots is None:
             return [False] * len(save.keys)
         memory = PageMemory.flat_at(slots.addresses(snapshot.slots), geometry, self._view, slots)
-        return self._cache.save(save.keys, memory, parent=client.ROOT_PARENT if save.parent is None else save.parent, scope=save.scope, view=self._view)
+        parent = client.ROOT_PARENT if save.parent is None else save.parent
+        return self._cache.save(save.keys, memory, parent=parent, scope=save.scope, view=self._view, hint=save.hint)
 
     def report(self) -> Report | None:
         """What the scheduler's side has to know; None: nothing."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from quire_kv.cache import Lookup
 from quire_kv.errors import ConfigError, Reason
+from quire_kv.hint import Hint
 from quire_kv.layout import PageMemory
 from quire_kv.metrics import Counters
 from quire_kv.page import View
@@ -44,7 +45,9 @@ class ToyStore:
         self.pages: dict[tuple[str, bytes, bytes], dict[tuple[int, int], bytes]] = {}
         self.leases = 0
         self.calls: list[tuple[str, int]] = []
+        self.hints: list[tuple[str, Hint | None]] = []  # of saves, and of lookups that pin
         self.caches: list[ToyCache] = []
+        self.configs: list[Any] = []  # of them, in this order
         self.refused: set[bytes] = set()  # keys that no load brings
         self.away = False
         self.before: Callable[[str], None] = lambda _: None
@@ -52,6 +55,7 @@ class ToyStore:
     def make_cache(self, config: Any, spec: Callable[[], str] | str, log: Any, **_: Any) -> ToyCache:
         cache = ToyCache(self, spec, log)
         self.caches.append(cache)
+        self.configs.append(config)
         return cache
 
     def count(self, what: str) -> int:
@@ -90,6 +94,7 @@ class ToyCache:
         scope: bytes = b"",
         view: View | None = None,
         lease: float | None = None,
+        hint: Hint | None = None,
         timeout: float | None = None,
     ) -> Lookup:
         self._enter("lookup", keys)
@@ -104,6 +109,7 @@ class ToyCache:
             if lease is not None and leading:
                 granted = ToyLease(self._store)
                 self._store.leases += 1
+                self._store.hints.append(("lookup", hint))
         return Lookup(leading, present, granted, Reason.NONE)
 
     def load(
@@ -141,11 +147,13 @@ class ToyCache:
         group: Any = None,
         scope: bytes = b"",
         view: View | None = None,
+        hint: Hint | None = None,
         timeout: float | None = None,
     ) -> list[bool]:
         self._enter("save", keys)
         if not self._may("save"):
             return [False] * len(keys)
+        self._store.hints.append(("save", hint))
         for n, k in enumerate(keys):
             cells: dict[tuple[int, int], bytes] = {}
             for cell, at, size, _ in _walk(memory, n, view or self._whole):
@@ -155,6 +163,13 @@ class ToyCache:
                 for cell, data in cells.items():
                     page.setdefault(cell, data)  # the first stays
         return [True] * len(keys)
+
+    def hint_of(self, given: object) -> Hint | None:
+        try:
+            return Hint.parse(given) if given is not None else None
+        except ValueError:
+            self.counters.add(bad_hints=1)
+            return None
 
     def clear(self) -> None:
         self._enter("clear", ())

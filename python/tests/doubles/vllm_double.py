@@ -244,12 +244,13 @@ class Request:
         salt: str | None = None,
         media: Any = None,
         skip: bool = False,
+        params: Any = None,
     ) -> None:
         self.request_id, self.prompt, self.output = name, list(prompt), output
         self.tokens = list(prompt)
         self.num_prompt_tokens, self.num_computed_tokens = len(prompt), 0
         self.lora_request, self.cache_salt, self.mm_features = lora, salt, media or []
-        self.skip_reading_prefix_cache, self.resumable = skip, False
+        self.skip_reading_prefix_cache, self.resumable, self.kv_transfer_params = skip, False, params
         self.prompt_embeds = None
         self.status = Status.WAITING
         self.table: list[int] = []

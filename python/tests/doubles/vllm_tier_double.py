@@ -41,6 +41,7 @@ class Locality(enum.Enum):
 @dataclass
 class ReqContext:
     req_id: str
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 @dataclass
@@ -164,12 +165,12 @@ class Manager:
     def bytes_of(self, k: bytes) -> bytes:
         return self.slot(self.primary[k])
 
-    def store(self, contents: dict[bytes, bytes]) -> int:
+    def store(self, contents: dict[bytes, bytes], context: ReqContext | None = None) -> int:
         """Fills slots, and cascades them. The job's id."""
         for k, data in contents.items():
             self.primary[k] = slot = self._free.pop()
             self._map[slot * self.chunk_bytes : (slot + 1) * self.chunk_bytes] = data
-        return self._submit(list({*contents}), [self.primary[k] for k in {*contents}], False, ReqContext("writer"))
+        return self._submit(list({*contents}), [self.primary[k] for k in {*contents}], False, context or ReqContext("writer"))
 
     def drop_primary(self) -> None:
         """Evicts all that no job pins."""
@@ -177,8 +178,8 @@ class Manager:
         self._free += self.primary.values()
         self.primary.clear()
 
-    def new_request(self, name: str, keys: list[bytes]) -> _Request:
-        context = ReqContext(name)
+    def new_request(self, name: str, keys: list[bytes], params: dict[str, Any] | None = None) -> _Request:
+        context = ReqContext(name, params)
         assert self.tier.on_new_request(context) is not None
         self.requests[name] = _Request(context, keys)
         return self.requests[name]

@@ -23,6 +23,8 @@ from doubles.faults import Fault
 from doubles.slow_store import SlowStore
 from vllm_engine import BLOCK, ENVIRONMENT, Engine, prompts
 
+from quire_kv.hint import Hint
+
 pytestmark = [pytest.mark.vllm, pytest.mark.limit(300)]
 
 PROMPTS = prompts()
@@ -133,6 +135,32 @@ def test_the_example_is_a_configuration(engine, settings, quire_server, baseline
     made = engine(mine, kv_transfer_config=example)
     same(made.generate(PROMPTS), baseline)
     assert made.worker._transfer.flush(20) and stats(made)["saved_pages"] > FULL
+
+
+def test_the_hint_of_a_request_reaches_the_store(engine, settings, quire_server, baseline, monkeypatch):
+    said = []
+
+    def heard(self, message):
+        write(self, message)
+        said.append((message.category, message.next, message.expected_reuse.seconds))
+
+    write = Hint.write
+    monkeypatch.setattr(Hint, "write", heard)
+    made = engine(settings(quire_server, category="batch"))
+
+    def ask(hint):
+        """What the store is told while one prompt is served from it, or else computed."""
+        said.clear()
+        same(made.generate(PROMPTS[:1], params={"quire": hint}), baseline[:1])
+        assert made.worker._transfer.flush(20)
+        made.reset()
+        return set(said)
+
+    assert ask({"category": "agent", "tool_call_pending": True, "reuse_in_s": 30}) == {(2, 1, 30)}  # saved
+    assert ask({"end_of_session": True}) == {(3, 2, 0)}  # found
+    assert made.scheduler._cache.stats()["bad_hints"] == 0
+    assert ask({"category": "urgent"}) == {(3, 0, 0)}
+    assert made.scheduler._cache.stats()["bad_hints"] == 1
 
 
 @pytest.mark.parametrize("transport", ["data", "grpc"])

@@ -57,11 +57,12 @@ class Engine:
         args.update(kw)
         self.llm = LLM(**args)
 
-    def generate(self, token_prompts: list[list[int]], tokens: int = 24) -> list[Answer]:
-        """Greedy, with log probabilities."""
+    def generate(self, token_prompts: list[list[int]], tokens: int = 24, params: dict[str, Any] | None = None) -> list[Answer]:
+        """Greedy, with log probabilities. params: kv_transfer_params of the requests, as an API server hands them on."""
         from vllm import SamplingParams
 
-        sampling = SamplingParams(temperature=0, max_tokens=tokens, logprobs=2, detokenize=False, ignore_eos=True)
+        more = None if params is None else {"kv_transfer_params": params}
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, logprobs=2, detokenize=False, ignore_eos=True, extra_args=more)
         out = self.llm.generate([{"prompt_token_ids": p} for p in token_prompts], sampling, use_tqdm=False)
         return [
             Answer(
