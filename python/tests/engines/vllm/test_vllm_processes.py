@@ -3,6 +3,8 @@
 one     in process, one rank      writes A
 two     two ranks in processes    reads A, writes B
 three   a worker process          reads A and B
+
+and SmolLM2-135M in bfloat16, each time with a worker process: one computes, the next is served.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.limit(600)]
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE = 2 * 4 * BLOCK * 2 * 32 * 4
+WORKER_PROCESSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
 
 def run(task, **environment):
@@ -49,15 +52,14 @@ def test_processes_and_ranks_share_one_copy(quire_bin, quire_server):
     one = run({**task, "prompts": a, "steps": ["generate"]})[1]
     assert quire_server.read_counter() == 0  # computed, as without a cache
 
-    worker_processes = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     two = run(
-        {**task, "prompts": a + b, "steps": ["settle", "generate"], "args": {"tensor_parallel_size": 2}}, **worker_processes, VLLM_CPU_OMP_THREADS_BIND="0|1"
+        {**task, "prompts": a + b, "steps": ["settle", "generate"], "args": {"tensor_parallel_size": 2}}, **WORKER_PROCESSES, VLLM_CPU_OMP_THREADS_BIND="0|1"
     )[2]
     same(two[:3], one)
     assert [t["cached"] for t in two] == [(len(p) - 1) // BLOCK * BLOCK for p in a] + [0] * len(b)
     assert quire_server.read_counter() == (of_a + 1) * PAGE  # two slices of one copy, and the page that settled it
 
-    three = run({**task, "prompts": a + b, "steps": ["settle", "generate"]}, **worker_processes)[2]
+    three = run({**task, "prompts": a + b, "steps": ["settle", "generate"]}, **WORKER_PROCESSES)[2]
     same(three, one + two[3:])
     assert quire_server.read_counter() == (of_a + 1 + of_a + of_b + 1) * PAGE
     assert [t["cached"] for t in three] == [(len(p) - 1) // BLOCK * BLOCK for p in a + b]
@@ -69,3 +71,21 @@ def test_processes_and_ranks_share_one_copy(quire_bin, quire_server):
     for prompt, views in ((a[1], {"0:2,0:4"}), (b[1], {"0:1,0:4", "1:2,0:4"})):  # written by one rank, and by two
         said = json.loads(quire_server.run("page", "explain", namespace, vllm_chain(contract, prompt)[0].hex(), "-o", "json").stdout)
         assert said["served"] and {e["view"] for e in said["extents"]} == views and len(said["extents"]) == len(views)
+
+
+def test_a_real_model_with_worker_processes(quire_bin, quire_server):
+    """In bfloat16 the run to compare with is the one that hits the engine's own prefix cache."""
+    try:
+        folder = vllm_models.smollm()
+    except LookupError as why:
+        pytest.skip(str(why))
+    extra = {"server": quire_server.address, "model_digest": vllm_models.digest(quire_bin, folder), "weights": "frozen", "lookup_wait_ms": 10_000}
+    page, blocks = BLOCK * 23040, 8
+    task = {"model": folder, "extra": extra, "tokens": 24, "prompts": prompts((blocks * BLOCK + 4,), vocabulary=40000), "args": {"dtype": "bfloat16"}}
+
+    _, _, computed, wanted = run({**task, "steps": ["settle", "generate", "generate"]}, **WORKER_PROCESSES)
+    assert (computed[0]["cached"], wanted[0]["cached"]) == (0, blocks * BLOCK) and quire_server.read_counter() == page  # what settled it
+
+    served = run({**task, "steps": ["settle", "generate"]}, **WORKER_PROCESSES)[2]
+    assert served[0]["cached"] == blocks * BLOCK and quire_server.read_counter() == page + (1 + blocks) * page
+    same(served, wanted)
