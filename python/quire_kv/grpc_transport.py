@@ -6,26 +6,28 @@ frames holds none.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
 import numpy as np
 
-from . import proto
-from .buffers import Buffer, address_of_bytes
+from . import kernels, proto
+from .buffers import Buffer, address_of_bytes, memory_at
 from .deadline import Call, DeadlineError, again
 from .errors import QuireError, Reason
 from .intake import Intake
 from .options import Options
+from .page import Geometry, View
 from .transport import MAX_SEND_BYTES, Transport, Upload
 
 __all__ = ["Channel", "GrpcTransport"]
 
 _MAX_MESSAGE_BYTES = 32 << 20
-_FLUSH_BYTES = 4 << 20
+_FLUSH_BYTES = 1 << 20  # of messages before they are unpacked: still in the far cache
 _SEND_BYTES = 2 << 20
 _QUEUED = 4  # messages that wait to be sent
 _TICK_SECONDS = 0.05  # how soon a sender notices that its call is over
@@ -41,7 +43,15 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("SingleThreadedUnaryStream", 1),  # who waits for a stream's messages reads them: no thread hands them over
+    ("grpc.http2.lookahead_bytes", 8 << 20),  # that a stream's sender may be ahead
+    ("grpc.experimental.tcp_read_chunk_size", 1 << 20),
+    ("grpc.experimental.tcp_min_read_chunk_size", 256 << 10),
 ]
+
+# Their messages of a stream go as bytes: a chunk is not copied into a message and out of it.
+_WITH_CHUNKS = frozenset(("PageService.Fetch", "PageService.WritePages"))
+_CHUNK = 15 << 3 | 2  # the tag of the field that has the page's bytes
 
 _abandoned: list[Any] = []  # channels of a forked child's parent: never touched, never collected
 
@@ -79,7 +89,9 @@ class Channel:
             if made is None:
                 path, request, response = proto.METHODS[method]
                 made = self._stubs[method] = getattr(self._channel, kind)(
-                    path, request_serializer=request.SerializeToString, response_deserializer=response.FromString
+                    path,
+                    request_serializer=_as_it_is if method in _WITH_CHUNKS and kind.startswith("stream") else request.SerializeToString,
+                    response_deserializer=_as_it_is if method in _WITH_CHUNKS and kind.endswith("stream") else response.FromString,
                 )
             return made
 
@@ -171,6 +183,46 @@ def error_of(error: Any, where: str, call: Call | None) -> QuireError:
     return proto.error_of(proto.Status(code=code, message=(error.details() or "")[:500]), where=where)
 
 
+def _as_it_is(message: bytes) -> bytes:
+    return message
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """A number, and where it ends. IndexError when it does not."""
+    value = shift = 0
+    while raw[at] >= 128:
+        value |= (raw[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+    return value | raw[at] << shift, at + 1
+
+
+def split_chunk(raw: bytes) -> tuple[int, int]:
+    """Where the fields before the chunk of an encoded message end, and where the bytes of the chunk begin, which go on to the
+    end. Both the end when there is no chunk, or when another order makes it the general reader's."""
+    at, end = 0, len(raw)
+    try:
+        while at < end:
+            size, start = _varint(raw, at + 1)
+            if raw[at] == _CHUNK:
+                return (at, start) if start + size == end else (end, end)
+            if raw[at] & 7 not in (0, 2) or raw[at] >= 128:
+                break
+            at = start + (size if raw[at] & 7 == 2 else 0)
+    except IndexError:
+        pass
+    return end, end
+
+
+def join_chunk(head: bytes, chunk: memoryview) -> bytes:
+    """A message of its encoded fields before the chunk, and the chunk."""
+    size, tag = len(chunk), bytearray((_CHUNK,))
+    while size >= 128:
+        tag.append(size & 127 | 128)
+        size >>= 7
+    tag.append(size)
+    return b"".join((head, tag, chunk))
+
+
 class GrpcTransport(Transport):
     """PageService over a channel."""
 
@@ -189,9 +241,13 @@ class GrpcTransport(Transport):
                 stream = channel.begin("unary_stream", "PageService.Fetch", request, call.left())
                 call.register(stream.cancel)
                 try:
-                    for head in stream:
-                        chunk = head.chunk
-                        intake.message(head, len(chunk), address_of_bytes(chunk), owner=chunk)
+                    for raw in stream:
+                        fields, at = split_chunk(raw)
+                        head = proto.parse(proto.FetchResponse, raw[:fields])
+                        if fields < len(raw):
+                            intake.message(head, len(raw) - at, address_of_bytes(raw) + at, owner=raw)
+                        else:
+                            intake.message(head, len(head.chunk), address_of_bytes(chunk := head.chunk), owner=chunk)
                         if intake.pending_bytes >= _FLUSH_BYTES:
                             call.left()
                             intake.flush()
@@ -200,6 +256,9 @@ class GrpcTransport(Transport):
                 finally:
                     call.unregister(stream.cancel)
                     stream.cancel()
+                    with contextlib.suppress(grpc.RpcError):
+                        for _ in stream:  # what is not read to its end keeps the channel
+                            pass
             finally:
                 intake.ended(call)
             call.left()
@@ -215,7 +274,8 @@ class GrpcTransport(Transport):
 
     def attach(self, request: Any, connect_seconds: float, life: Call, up: Callable[[bytes], None]) -> None:
         with self._channel as channel:
-            stream = channel.begin("unary_stream", "PageService.Attach", request, None)
+            # not as a stream of one request: it is left before its end, and gRPC's own thread must see to that
+            stream = channel.begin("stream_stream", "PageService.Attach", iter((request,)), None)
             life.register(stream.cancel)
             try:
                 attached = False
@@ -264,15 +324,27 @@ class _Upload(Upload):
     def send(self, page: int, grant: int, address: int, payload: int) -> None:
         assert self._room is not None
         at = address - self._room.address
-        for off in range(0, payload, self._chunk_bytes):
-            n = min(self._chunk_bytes, payload - off)
-            m = proto.WritePagesRequest(page=page, grant=grant, offset=off, chunk=bytes(self._room.view[at + off : at + off + n]))
+        self._send(page, grant, self._room.view[at : at + payload])
+
+    def _send(self, page: int, grant: int, payload: memoryview) -> None:
+        for off in range(0, len(payload), self._chunk_bytes):
+            head = proto.WritePagesRequest(page=page, grant=grant, offset=off)
             if self._first is not None:
-                m.MergeFrom(self._first)
+                head.MergeFrom(self._first)
                 self._first = None
-            if not self._put(m):
+            if not self._put(join_chunk(head.SerializeToString(), payload[off : off + self._chunk_bytes])):
                 self._result()  # it says why
                 raise QuireError(Reason.UNKNOWN, "WritePages: answered before its end", broken=True)
+
+    def send_from(self, pages: Sequence[int], grant: int, addresses: np.ndarray, geometry: Geometry, view: View) -> np.ndarray | None:
+        payload, sums = geometry.payload_bytes(view), []
+        some = max(1, _SEND_BYTES // payload)
+        for first in range(0, len(pages), some):
+            self._call.left()
+            sums.append(kernels.sums_of(addresses[first : first + some], geometry, view))
+            for page, address in zip(pages[first : first + some], addresses[first : first + some].tolist(), strict=True):
+                self._send(page, grant, memory_at(address, payload))
+        return np.concatenate(sums)
 
     def _put(self, m: Any) -> bool:
         """Queues a message; False when the server wants no more."""
