@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import kernels, proto, wire
-from .buffers import Buffer, address_of_bytes
+from .buffers import Buffer, address_of_bytes, memory_at
 from .deadline import Call
 from .errors import QuireError, Reason
 from .frames import BULK, SHORT, Connection, Pool, Refused, Unreachable
@@ -27,6 +27,7 @@ __all__ = ["FrameTransport"]
 
 _RECEIVE_BYTES = 4 << 20  # received between two unpacks: a few frames
 _SEND_BYTES = 2 << 20  # packed between two sends
+_FEW_BYTES = 256 << 10  # that go with the end of their stream, in one send
 _NAME_BYTES = 4 << 20  # packed between two sends that name it: half of a ring
 _RING_BYTES = 8 << 20  # of a connection's own area: a few chunks on their way, still in the far cache
 _SHARED_FLUSH_BYTES = 256 << 20  # copied out of slabs at once
@@ -354,18 +355,24 @@ class _Inline(_FrameUpload):
 
     def send_from(self, pages: Sequence[int], grant: int, addresses: np.ndarray, geometry: Geometry, view: View) -> np.ndarray | None:
         stream, payload = self._connection.stream, geometry.payload_bytes(view)
+        if payload * len(pages) <= _FEW_BYTES:
+            for page, address in zip(pages, addresses.tolist(), strict=True):
+                for off in range(0, payload, self._chunk_bytes):
+                    n = min(self._chunk_bytes, payload - off)
+                    self._chunk(page, grant, off, n, memory_at(address + off, n), None)
+            return kernels.sums_of(addresses, geometry, view)
         if not kernels.NATIVE or stream.native is None:
             return None
-        self.flush()
+        self._seal()
         frames: list[tuple[int, int, int]] = []
-        heads: list[bytes] = []
+        heads, self._out = self._out, []
         start = 0
 
         def frame(entries: bytearray, data: int) -> None:
             nonlocal start
             c = self._connection
             heads.append(wire.encode_frame(wire.MESSAGE, wire.METHODS["WritePages"], c.call_number, entries, flags=wire.CHUNKS, data=data))
-            frames.append((len(heads[-1]), start, data))
+            frames.append((sum(map(len, heads[0 if not frames else -1 :])), start, data))
             start += data
 
         entries, data = bytearray(), 0

@@ -14,6 +14,7 @@ Memory is never allocated or freed here. `owner` keeps it alive.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -82,7 +83,7 @@ class Layout:
         if self.heads * self.layers * self.cell_bytes > MAX_PAGE_BYTES:
             raise ValueError(f"layout of {self.heads} x {self.layers} cells of {self.cell_bytes} bytes")
 
-    @property
+    @functools.cached_property
     def cell_bytes(self) -> int:
         return sum(r.bytes for r in self.rows)
 
@@ -93,6 +94,10 @@ class Layout:
 
     def table(self) -> np.ndarray:
         """The layout as the native kernels take it: int64 [2 + components, 4]."""
+        return self._table
+
+    @functools.cached_property
+    def _table(self) -> np.ndarray:
         head = [(self.heads, self.layers, len(self.rows), self.cell_bytes), (0, 0, 0, 0)]
         return np.array(head + [(r.row_bytes, r.head_stride, r.token_stride, r.tokens) for r in self.rows], dtype=np.int64)
 
@@ -123,6 +128,13 @@ def regions_of(buffers: Iterable[Any]) -> np.ndarray:
     if not pairs:
         raise ValueError("no memory")
     return np.array([(at, at + size) for at, size in pairs], dtype=np.uint64)
+
+
+@functools.lru_cache(maxsize=256)
+def _flat_layout(heads: int, layers: int, cell_bytes: int) -> tuple[Layout, np.ndarray]:
+    """Head-major order, and where each layer of it begins, uint64 [1, 1, layers]."""
+    starts = np.arange(layers, dtype=np.uint64) * np.uint64(cell_bytes)
+    return Layout(heads, layers, (Rows(cell_bytes, layers * cell_bytes, 0, 1),)), starts[None, None, :]
 
 
 class PageMemory:
@@ -223,10 +235,8 @@ class PageMemory:
     @staticmethod
     def flat_at(addresses: np.ndarray, geometry: Geometry, view: View, owner: object) -> PageMemory:
         """Pages that lie in head-major order at the given addresses, uint64 [pages]; the caller vouches for them."""
-        cell = geometry.cell_bytes
-        layout = Layout(view.heads, view.layers, (Rows(cell, view.layers * cell, 0, 1),))
-        layers = np.arange(view.layers, dtype=np.uint64) * np.uint64(cell)
+        layout, layers = _flat_layout(view.heads, view.layers, geometry.cell_bytes)
         base = np.asarray(addresses, dtype=np.uint64)
-        memory = PageMemory(layout, base[:, None, None] + layers[None, None, :], owner)
+        memory = PageMemory(layout, base[:, None, None] + layers, owner)
         memory._base = np.ascontiguousarray(base)
         return memory
