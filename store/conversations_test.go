@@ -25,6 +25,9 @@ const turnsTaken = "Pe6k4klZLXaI2+O5UhspwzvVRFJMluOqzPuHEOMdodtmhqSkPUxE5mAGdur2
 // Conversations that take turns want the pages of their earlier turns back. What an exact LRU over leaves can give in a
 // third of the room is more than half of them, and in memory the default policy gives more; nothing that is stored is out of reach.
 func TestCase_C61_ConversationsTakeTurns(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and one goroutine's")
+	}
 	const conversations, turns, perTurn = 64, 6, 8
 	geo := core.Geometry{Heads: 4, Layers: 4, CellBytes: 3840, Tokens: 16, Grade: page.Elements}
 	f0 := storetest.New(t, storetest.Options{Geometry: geo})

@@ -73,7 +73,11 @@ func metamorph(t *testing.T, s uint64, o storetest.Options, restarts bool) (serv
 	o.Clock = m
 	f := storetest.New(t, o)
 	r, when := rand.New(rand.NewPCG(s, 7)), rand.New(rand.NewPCG(s, 8))
-	for range 600 {
+	operations := 600
+	if testing.Short() {
+		operations = 200
+	}
+	for range operations {
 		if restarts && when.IntN(60) == 0 {
 			f.Restart(t)
 		}

@@ -17,6 +17,10 @@ func TestCrashAtEveryOperation(t *testing.T) {
 	rng := newRand(t)
 	mem := vfs.NewCrashableMem()
 	w := newWorld(t, rng)
+	every := 1
+	if testing.Short() {
+		every = 10
+	}
 	var mu sync.Mutex
 	k, on := 0, true
 	fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
@@ -25,7 +29,7 @@ func TestCrashAtEveryOperation(t *testing.T) {
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		if k++; !on || t.Failed() {
+		if k++; k%every != 0 || !on || t.Failed() {
 			return nil
 		}
 		before := w.state()

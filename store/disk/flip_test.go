@@ -94,6 +94,9 @@ func (w *world) parts(d *Driver) (out []part) {
 // TestCase_C60_OneFlippedBit flips a bit in each part of each live region, of labels, journal, identity and index: the
 // tier opens, all but the extent that was touched is whole, nothing that ended is back, and Check names the place.
 func TestCase_C60_OneFlippedBit(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and one goroutine's")
+	}
 	rng := newRand(t)
 	mem, w := settled(t, rng)
 	before := w.state()
@@ -215,6 +218,9 @@ func (w *world) touched(d *Driver, x *thing, c tier.Recovered, p part, what stri
 
 // TestCase_C60_OneFlippedBitOfTheIndex flips bits all over the index's files: all extents are there, nothing that ended is.
 func TestCase_C60_OneFlippedBitOfTheIndex(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and one goroutine's")
+	}
 	if inChild(t) {
 		return
 	}

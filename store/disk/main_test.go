@@ -38,7 +38,7 @@ func inChild(t *testing.T) (parent bool) {
 	if os.Getenv(failingDisk) != "" {
 		return false
 	}
-	child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", fmt.Sprint("-seed=", *seedFlag))
+	child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", fmt.Sprint("-test.short=", testing.Short()), fmt.Sprint("-seed=", *seedFlag))
 	child.Env = append(os.Environ(), failingDisk+"=1")
 	out, err := child.CombinedOutput()
 	if err != nil {

@@ -168,7 +168,11 @@ func isWrite(op errorfs.Op) bool { return op.Kind.ReadOrWrite() == errorfs.OpIsW
 func TestCrashAtEveryOperation(t *testing.T) {
 	r := newRand(t)
 	h := newHistory(r, 12, 60)
-	for k, taken := 0, true; taken; k++ {
+	every := 1
+	if testing.Short() {
+		every = 7
+	}
+	for k, taken := 0, true; taken; k += every {
 		taken = false
 		mem := vfs.NewCrashableMem()
 		var mu sync.Mutex // guards all below: Pebble writes from several goroutines
@@ -232,7 +236,7 @@ func inChild(t *testing.T) (parent bool) {
 	}
 	child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 	child.Env = append(os.Environ(), failingDisk+"=1")
-	child.Args = append(child.Args, "-test.v", fmt.Sprint("-seed=", *seed))
+	child.Args = append(child.Args, "-test.v", fmt.Sprint("-test.short=", testing.Short()), fmt.Sprint("-seed=", *seed))
 	out, err := child.CombinedOutput()
 	if err != nil {
 		t.Error(err)

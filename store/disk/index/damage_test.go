@@ -76,6 +76,9 @@ func flips(n int) (at []int) {
 // TestCase_C60_DamagedIndex damages every region of every file: the index says that it is corrupt, or what it tells is
 // what one of the batches left; only a damaged manifest may take it back.
 func TestCase_C60_DamagedIndex(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and one goroutine's")
+	}
 	if inChild(t) {
 		return
 	}

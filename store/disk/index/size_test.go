@@ -60,6 +60,9 @@ func (c *churn) run(t testing.TB, r *rand.Rand, x *Index) (most int64) {
 // TestBound fills indexes to what MaxEntries allows, and to a part of it, and replaces everything several times: at no
 // moment do the files take more than Bound says.
 func TestBound(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and one goroutine's")
+	}
 	r := newRand(t)
 	for _, c := range []struct{ maxBytes, part, turns int64 }{
 		{MinBytes, 1, 4}, {MinBytes, 10, 10}, {4 << 20, 1, 1}, {16 << 20, 10, 2},
