@@ -110,7 +110,19 @@ func killClients(t *testing.T, over client.Transport) {
 			}
 		})
 	}
-	wg.Wait()
+	ended := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(ended)
+	}()
+	for alive := true; alive; {
+		select {
+		case <-ended:
+			alive = false
+		case <-time.After(5 * time.Millisecond):
+			mapped = max(mapped, stagingOf(t, s.cmd.Process.Pid))
+		}
+	}
 	if over == client.SharedMemory && mapped == 0 {
 		t.Error("no client's memory was mapped while they lived: the test shows nothing of it")
 	}
