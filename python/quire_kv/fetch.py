@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from . import proto
+from . import kernels, proto
 from .deadline import Call
 from .errors import QuireError, Reason
 from .intake import Intake, Wanted
@@ -28,7 +28,8 @@ MAX_BATCH_BYTES = 256 << 20  # payload of one stream
 MAX_BATCH_KEYS = 1024
 RETRIES = 2
 RETRY_PAUSE = 0.02  # seconds, twice as long each time
-_WORTH_A_STREAM = 4 << 20  # bytes below which a further connection costs more than it brings
+# Bytes below which a further connection costs more than it brings: where native code receives, and where Python does.
+_WORTH_A_STREAM, _WORTH_A_SLOW_STREAM = 64 << 20, 4 << 20
 
 
 class Fetch:
@@ -77,7 +78,8 @@ class Fetch:
         client = self._session._client
         if client.transport != "data":
             return 1
-        return max(1, min(client.options.data_connections, size // _WORTH_A_STREAM))
+        worth = _WORTH_A_STREAM if kernels.NATIVE and client.options.plaintext else _WORTH_A_SLOW_STREAM
+        return max(1, min(client.options.data_connections, size // worth))
 
     def _work(self, batch: int) -> None:
         try:

@@ -10,6 +10,7 @@ bytes against what the reader already knows.
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import struct
 from dataclasses import dataclass
@@ -191,12 +192,12 @@ class Geometry:
     grade: str
     hash_bytes: int
 
-    @property
+    @functools.cached_property
     def whole(self) -> View:
         """The view of the whole page."""
         return View(0, self.heads, 0, self.layers)
 
-    @property
+    @functools.cached_property
     def page_bytes(self) -> int:
         return self.heads * self.layers * self.cell_bytes
 

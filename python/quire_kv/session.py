@@ -379,7 +379,7 @@ class Session:
 
     def _check_keys(self, keys: Sequence[bytes], scope: bytes) -> int:
         want = self.hash_bytes
-        if any(len(k) != want for k in keys):
+        if keys and set(map(len, keys)) != {want}:
             raise QuireError(Reason.SIZE_MISMATCH, f"a key that is not {want} bytes long")
         if len(scope) not in (0, 32):
             raise QuireError(Reason.SIZE_MISMATCH, f"a scope of {len(scope)} bytes, want 32 or none")

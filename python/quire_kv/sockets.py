@@ -48,6 +48,8 @@ class Stream:
         self._timers = self._armed.buffer_info()[0]
         if not self._tls:
             sock.settimeout(None)
+        self._poll = select.poll()  # of whoever uses the stream
+        self._poll.register(sock.fileno(), select.POLLIN | select.POLLRDHUP)
         self.descriptors: deque[int] = deque()  # received and not taken, in order
 
     def _arm(self, send: int, left: float) -> None:
@@ -147,17 +149,13 @@ class Stream:
 
     def idle(self) -> bool:
         """Whether the connection stands and nothing has come that nobody asked for. Call it between calls."""
-        poll = select.poll()
-        poll.register(self._sock.fileno(), select.POLLIN | select.POLLRDHUP)
         if self._tls and self._sock.pending():  # type: ignore[attr-defined]
             return False
-        return not poll.poll(0)
+        return not self.readable()
 
     def readable(self) -> bool:
         """Whether something has come."""
-        poll = select.poll()
-        poll.register(self._sock.fileno(), select.POLLIN | select.POLLRDHUP)
-        return bool(poll.poll(0))
+        return bool(self._poll.poll(0))
 
     def abort(self) -> None:
         """Ends every wait on the connection, now and later. It stays to be closed by its user."""

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import serving
 
-from quire_kv import proto
+from quire_kv import fetch, proto
 from quire_kv.client import ROOT_PARENT, UNKNOWN_PARENT, Client, DeadlineError, Options, QuireError, Reason, Session, Tls
 from quire_kv.errors import ConfigError
 from quire_kv.layout import PageMemory
@@ -432,6 +432,24 @@ def test_limits_split_batches_unseen(server_factory, transport, spec_text):
         target, into = flat(session, 40)
         assert good(session.fetch(keys, into)) and np.array_equal(target, source)
         assert good(session.delete(keys))
+
+
+def test_a_large_fetch_goes_over_several_connections(quire_server, spec_text, monkeypatch):
+    monkeypatch.setattr(fetch, "_WORTH_A_STREAM", 1 << 20)
+    monkeypatch.setattr(fetch, "_WORTH_A_SLOW_STREAM", 1 << 20)
+    with Client(Options(quire_server.address, transport="data", data_connections=3, call_timeout=GUARD_SECONDS)) as client:
+        session = client.open(spec_text(HEADS, LAYERS, WIDTH, TOKENS))
+        keys = keys_of(40)
+        source, memory = flat(session, 40, seed=23)
+        assert good(session.publish(keys, memory))
+
+        def connections_of_a_fetch() -> int:
+            target, into = flat(session, 40)
+            assert good(session.fetch(keys, into)) and np.array_equal(target, source)
+            return len(client._ways[0].transport._pool._all)
+
+        until("a fetch over several connections", lambda: connections_of_a_fetch() > 1)
+        assert connections_of_a_fetch() <= 3
 
 
 def test_many_keys_are_one_call(client, session, quire_server):
