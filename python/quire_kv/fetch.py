@@ -76,7 +76,7 @@ class Fetch:
 
     def _streams(self, size: int) -> int:
         client = self._session._client
-        if client.transport != "data":
+        if size < 2 * _WORTH_A_SLOW_STREAM or client.transport != "data":
             return 1
         worth = _WORTH_A_STREAM if kernels.NATIVE and client.options.plaintext else _WORTH_A_SLOW_STREAM
         return max(1, min(client.options.data_connections, size // worth))

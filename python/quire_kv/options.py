@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import socket
@@ -84,7 +85,7 @@ class Options:
             return "localhost"
         return self.address.rpartition(":")[0].strip("[]")
 
-    @property
+    @functools.cached_property
     def plaintext(self) -> bool:
         """Whether connections go without TLS."""
         return self.tls is None and (self.insecure or loopback(self.host))
