@@ -82,21 +82,6 @@ func SumPieces(b []byte, c Cut, sums []uint64) error {
 	return nil
 }
 
-// CheckPieces compares each piece of b with its sum; a *SumError (ErrSum) names the first that differs.
-func CheckPieces(b []byte, c Cut, want []uint64) error {
-	if err := c.need(len(b), len(want)); err != nil {
-		return err
-	}
-	for i, at := 0, 0; at < len(b); i++ {
-		end := c.next(b, at)
-		if err := checkPiece(i, b[at:end], want[i]); err != nil {
-			return err
-		}
-		at = end
-	}
-	return nil
-}
-
 func checkPiece(i int, b []byte, want uint64) error {
 	if got := Sum(b); got != want {
 		return &SumError{Piece: i, Got: got, Want: want}

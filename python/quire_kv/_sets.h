@@ -30,7 +30,7 @@ struct kernels {
 };
 
 /* Rows are read in an order that no prefetcher of a processor follows: asks for one that comes some rows later. */
-enum { AHEAD = 8 }; /* measured: 4 is too late, 16 no better */
+enum { AHEAD = 8 }; /* rows; a few, so that what comes is there, and still there, when it is read */
 static inline void ahead(const struct seg *s) {
     size_t n = s->bytes < 512 ? s->bytes : 64;
     for (size_t i = 0; i < n; i += 64) __builtin_prefetch(s->at + i);
