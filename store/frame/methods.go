@@ -31,6 +31,16 @@ func methodNumber(name string) (uint16, bool) {
 	return 0, false
 }
 
+// follows says whether a call goes on with the publication that was begun before it on its connection. Every other call ends
+// that: what is written without a token is of the Begin right before it, or of none.
+func follows(method uint16) bool {
+	name := ""
+	if int(method) < len(methodNames) {
+		name = methodNames[method]
+	}
+	return name == quirev1.PageService_WritePages_FullMethodName || name == quirev1.PageService_CommitPublish_FullMethodName
+}
+
 // longLived says whether a method's stream lasts as long as its caller wants: it gets a connection of its own.
 func longLived(method string) bool {
 	return method == quirev1.PageService_Attach_FullMethodName || method == quirev1.PageService_WatchPages_FullMethodName

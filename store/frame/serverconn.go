@@ -42,7 +42,8 @@ type serverConn struct {
 	unlook   func() bool
 	held     map[uint32]*held // references that outlive their call
 
-	x exchange
+	x     exchange
+	begun rpc.Begun
 }
 
 // held are the pins of a call that is over, until the client has released what it was referred to.
@@ -179,6 +180,7 @@ func (k *serverConn) dress(h *hello, info credentials.AuthInfo, sharing rpc.Shar
 		md.Set("authorization", "Bearer "+h.token)
 	}
 	k.ctx = metadata.NewIncomingContext(k.ctx, md)
+	k.ctx = rpc.WithBegun(k.ctx, &k.begun)
 	if sharing != nil {
 		k.ctx = rpc.WithSharing(k.ctx, sharing)
 	}

@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/quire-kv/quire/store/rpc"
 )
 
 // handle runs one call. An error ends the connection.
@@ -24,6 +26,9 @@ func (k *serverConn) handle(h *header) error {
 		m = k.s.methods[h.method]
 	}
 	x, more := &k.x, h.flags&flagMore != 0
+	if !follows(h.method) {
+		k.begun = rpc.Begun{}
+	}
 	x.c, x.method, x.call = k.conn, h.method, h.call
 	defer x.end()
 	ctx, cancel := k.ctx, func() {}
@@ -110,8 +115,11 @@ func (s *serverStream) answer(err error) error {
 	return x.sendLast(x.header(kindStatus), statusOf(err).Proto())
 }
 
-// drain reads what the client still sends to a call that is over.
+// drain reads what the client still sends to a call that is over, the rest of a batch first.
 func (s *serverStream) drain() error {
+	if err := s.k.skip(s.k.x.in.data); err != nil {
+		return err
+	}
 	for s.more {
 		if err := s.nextFrame(func(h *header) error { return s.k.discard(h) }); err != nil {
 			return err
@@ -149,9 +157,17 @@ func (c *conn) discard(h *header) error {
 	if _, err := c.readBody(int(h.body)); err != nil {
 		return err
 	}
+	return c.skip(int(h.data))
+}
+
+// skip reads n bytes of data that nobody wants.
+func (c *conn) skip(left int) error {
+	if left == 0 {
+		return nil
+	}
 	piece := c.pieces.Get().(*[pieceBytes]byte)
 	defer c.pieces.Put(piece)
-	for left := int(h.data); left > 0; {
+	for left > 0 {
 		n := min(left, pieceBytes)
 		if err := c.readData(piece[:n]); err != nil {
 			return err

@@ -36,6 +36,9 @@ func (s pageService) BeginPublish(ctx context.Context, r *quirev1.BeginPublishRe
 	if out.Token != nil {
 		out.Lease = durationpb.New(got.TTL)
 	}
+	if b := rpc.BegunFrom(ctx); b != nil {
+		b.Token = out.Token
+	}
 	return out, nil
 }
 
@@ -188,11 +191,14 @@ func (s pageService) AbortPublish(ctx context.Context, r *quirev1.AbortPublishRe
 	return &quirev1.AbortPublishResponse{}, nil
 }
 
-// admitToken is admit for a call that names a publication.
+// admitToken is admit for a call that names a publication, or none: that is the one which was begun before it.
 func (n *node) admitToken(ctx context.Context, ref *quirev1.NamespaceRef, t *quirev1.FencingToken) (asked, core.Token, error) {
 	a, err := n.admit(ctx, ref, namespace.RightPublish, nil)
 	if err != nil {
 		return a, core.Token{}, err
+	}
+	if b := rpc.BegunFrom(ctx); t == nil && b != nil {
+		t = b.Token
 	}
 	token, err := tokenOf(t)
 	return a, token, err
