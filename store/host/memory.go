@@ -15,8 +15,8 @@ type memory interface {
 	// trim gives back what lies behind the first bytes of a reserved mapping, which nothing is in yet, and fixes its size.
 	// After an error the mapping is only good for unmap.
 	trim(m *mapping, bytes int64) error
-	// populate makes m.mem[from:to] resident and answers how much of it is known to be in huge pages. It never
-	// changes contents and may run beside readers and writers.
+	// populate makes m.mem[from:to] resident and answers how much of it is known to be in huge pages. What writers have begun
+	// to fill is left to them. It never changes contents and may run beside readers and writers.
 	populate(m *mapping, from, to int64) (hugeBytes int64, err error)
 	// unmap gives m back, and its export. Nothing may touch its memory from then on. Who mapped the export keeps
 	// addresses, but no memory.

@@ -177,8 +177,8 @@ func (f *memfd) populate(m *mapping, from, to int64) (huge int64, err error) {
 	for at := from; at < to; {
 		next := min(to, (at+hugePageBytes)&^(hugePageBytes-1))
 		part := m.mem[at:next]
-		if resident(part) && !f.hugeTouch {
-			at = next // writers were faster: to copy what they wrote into a huge page would leave the populator behind them
+		if begun(part) && !f.hugeTouch {
+			at = next // writers are here: to copy what they wrote into a huge page would have the populator follow them for ever
 			continue
 		}
 		if f.collapse(part) {
@@ -191,8 +191,8 @@ func (f *memfd) populate(m *mapping, from, to int64) (huge int64, err error) {
 	return huge, nil
 }
 
-// resident reports whether all of part is in memory.
-func resident(part []byte) bool {
+// begun reports whether some of part is in memory.
+func begun(part []byte) bool {
 	var pages [hugePageBytes / smallPageBytes]byte
 	n := (len(part) + os.Getpagesize() - 1) / os.Getpagesize()
 	if n == 0 || n > len(pages) {
@@ -203,11 +203,11 @@ func resident(part []byte) bool {
 		return false
 	}
 	for _, p := range pages[:n] {
-		if p&1 == 0 {
-			return false
+		if p&1 != 0 {
+			return true
 		}
 	}
-	return true
+	return false
 }
 
 // touch makes part resident and mapped without changing it.
