@@ -323,20 +323,23 @@ static void *work(void *arg) {
     return NULL;
 }
 
-/* Runs the batch without the GIL. 0, or -1 with an exception set: no memory for even one thread. */
-static int run_batch(struct batch *b, uint64_t threads) {
+/* Runs the batch. 0, or -1: no memory for even one thread. The GIL is not wanted. */
+static int run_threads(struct batch *b, uint64_t threads) {
     pthread_t ids[MAX_THREADS];
     uint64_t started = 0;
-    PyThreadState *state = PyEval_SaveThread();
     while (started + 1 < threads && started + 1 < b->count && !pthread_create(&ids[started], NULL, work, b)) started++;
     work(b);
     while (started > 0) pthread_join(ids[--started], NULL);
+    return atomic_load(&b->next) < b->count ? -1 : 0;
+}
+
+/* The same without the GIL, which the caller has. -1 with an exception set. */
+static int run_batch(struct batch *b, uint64_t threads) {
+    PyThreadState *state = PyEval_SaveThread();
+    int failed = run_threads(b, threads);
     PyEval_RestoreThread(state);
-    if (atomic_load(&b->next) < b->count) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    return 0;
+    if (failed) PyErr_NoMemory();
+    return failed;
 }
 
 /* A table that Python passed: address and bytes. */
@@ -469,70 +472,7 @@ static PyObject *py_unpack(PyObject *self, PyObject *const *args, Py_ssize_t n) 
     Py_RETURN_NONE;
 }
 
-/* Ordinary pages at the start of a batch: see _pages.h and kernels.fetched. */
-static PyObject *py_fetched(PyObject *self, PyObject *const *args, Py_ssize_t n) {
-    (void)self;
-    char *texts[3];
-    Py_ssize_t sizes[3];
-    uint64_t v[14];
-    if (n != 18) return wrong("18 arguments are wanted");
-    for (int i = 0; i < 3; i++)
-        if (PyBytes_AsStringAndSize(args[i], &texts[i], &sizes[i])) return NULL;
-    int64_t after = PyLong_AsLongLong(args[3]);
-    if ((after == -1 && PyErr_Occurred()) || !numbers(args + 4, 14, 14, v)) return NULL;
-    struct layout l;
-    struct table addresses = {v[2], v[3]}, slabs = {v[4], v[5]}, index = {v[6], v[7]}, status = {v[8], v[9]}, where = {v[10], v[11]};
-    if (!read_layout(&l, (struct table){v[0], v[1]})) return wrong("layout");
-    uint64_t per_page = l.components * l.layers, mem_pages = addresses.bytes / 8 / per_page, size = (uint64_t)sizes[0];
-    struct fetched f = {.expect = (const uint8_t *)texts[1], .hashes = (const uint8_t *)texts[2], .layout = &l};
-    f.count = index.bytes / 8, f.slab_count = slabs.bytes / sizeof(struct known_slab);
-    if (!fits(addresses, mem_pages * per_page, 8)) return wrong("addresses");
-    if (!fits(slabs, f.slab_count, sizeof(struct known_slab))) return wrong("slabs");
-    if (!fits(index, f.count, 8) || !fits(where, f.count, 8)) return wrong("index");
-    if (status.at < LOW || status.bytes != f.count) return wrong("status");
-    if (sizes[1] != FAMILY_BYTES + SHAPE_BYTES) return wrong("expectation");
-    f.hash_bytes = f.expect[H_HASH_BYTES - H_FAMILY];
-    if (f.hash_bytes > HASH_ROOM || f.count * f.hash_bytes != (uint64_t)sizes[2]) return wrong("hashes");
-    if (v[12] - 1 >= MAX_THREADS || v[13] > size) return wrong("threads or start");
-    f.index = (const int64_t *)(uintptr_t)index.at;
-    for (uint64_t i = 0; i < f.count; i++) {
-        if (f.index[i] < 0 || (uint64_t)f.index[i] >= mem_pages) return wrong("page outside of the memory");
-        if (!sane(&l, (const uint64_t *)(uintptr_t)addresses.at + (uint64_t)f.index[i] * per_page)) return wrong("address of a page");
-    }
-    f.slabs = (const struct known_slab *)(uintptr_t)slabs.at;
-    f.status = (uint8_t *)(uintptr_t)status.at;
-    f.pieces = pieces_of(l.heads, l.layers, l.cell);
-    f.payload = l.heads * l.layers * l.cell;
-    uint64_t room = (size - v[13]) / (8 + REFERENCE_BYTES), pages = (size - v[13]) / (8 + H_FIXED + REFERENCE_BYTES + 8 * f.pieces.count);
-    f.chunks = malloc((room + 1) * sizeof *f.chunks);
-    f.items = malloc((pages + 1) * sizeof *f.items);
-    f.sums = malloc((pages + 1) * f.pieces.count * 8);
-    struct batch b = {.item = fetched_item, .to_engine = 1, .layout = &l, .fetched = &f};
-    PyObject *result = NULL;
-    uint64_t at = v[13];
-    if (!f.chunks || !f.items || !f.sums) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    while (at < size && f.item_count < pages) {
-        if (!read_page(&f, (const uint8_t *)texts[0], size, &at, after, (uint64_t *)(uintptr_t)where.at)) break;
-        after = (int64_t)f.items[f.item_count - 1].number;
-    }
-    b.count = f.item_count;
-    b.stream = f.payload >= STREAM_BYTES || b.count >= (STREAM_BYTES + f.payload - 1) / f.payload;
-    b.u = (struct unpack){.layout = &l, .pages = mem_pages, .cell = l.cell, .sums = f.sums, .h1 = l.heads, .l1 = l.layers};
-    b.u.addresses = (const uint64_t *)(uintptr_t)addresses.at;
-    b.u.sum_count = f.item_count * f.pieces.count;
-    if (b.count && run_batch(&b, v[12])) goto done;
-    result = Py_BuildValue("KLK", (unsigned long long)at, (long long)after, (unsigned long long)f.chunk_count);
-    atomic_thread_fence(memory_order_seq_cst); /* every byte was read before any generation is */
-    for (uint64_t i = 0; i < f.item_count; i++)
-        for (uint64_t k = 0; k < f.items[i].chunks; k++)
-            if (!fresh_chunk(&f.chunks[f.items[i].first + k])) f.status[f.items[i].number] = PAGE_STALE;
-done:
-    free(f.chunks), free(f.items), free(f.sums);
-    return result;
-}
+#include "_fetch.h"
 
 /* Headers of pages that differ in hash, parent, sequence and sums, behind each other: see kernels.headers. */
 static PyObject *py_headers(PyObject *self, PyObject *const *args, Py_ssize_t n) {
@@ -642,6 +582,7 @@ static PyMethodDef methods[] = {
     {"fetched", FAST(py_fetched), METH_FASTCALL, "body, expectation, hashes, page before, layout, addresses, slabs, index, status, where, threads, start"},
     {"receive", FAST(py_receive), METH_FASTCALL, "see kernels.receive"},
     {"send", FAST(py_send), METH_FASTCALL, "see kernels.send"},
+    {"fetch", FAST(py_fetch), METH_FASTCALL, "request, expectation, hashes, page before, socket, call, deadline, room, what fetched takes"},
     {"headers", FAST(py_headers), METH_FASTCALL, "template, hashes, parents, sequence of the first, sums (address, bytes)"},
     {"verify", FAST(py_verify), METH_FASTCALL, "jobs, sums (each address, bytes), cell bytes, threads"},
     {"sums", FAST(py_sums), METH_FASTCALL, "addresses (address, bytes), heads, layers, cell bytes, sums (address, bytes), threads"},

@@ -45,6 +45,7 @@ struct fetched {
     uint64_t payload;
     const int64_t *index; /* page of the memory, by number in the stream */
     uint8_t *status;
+    uint64_t *where; /* place and size of a page's header in its body */
     struct page_chunk *chunks;
     struct page_item *items;
     uint64_t *sums;
@@ -136,8 +137,7 @@ static const struct known_slab *find_slab(const struct fetched *f, uint64_t numb
 
 /* Reads the entries of the next page from *at of the body on. 0, and nothing is taken, when it is not an ordinary one that
  * comes after page `after`. */
-static int read_page(struct fetched *f, const uint8_t *body, uint64_t bytes, uint64_t *at, int64_t after,
-                     uint64_t *where) {
+static int read_page(struct fetched *f, const uint8_t *body, uint64_t bytes, uint64_t *at, int64_t after) {
     const uint8_t *p = body + *at, *end = body + bytes, *sums = NULL;
     struct page_item item = {.first = f->chunk_count};
     uint64_t got = 0, chunks = f->chunk_count;
@@ -172,7 +172,7 @@ static int read_page(struct fetched *f, const uint8_t *body, uint64_t bytes, uin
         if (h.trailer != (got == f->payload)) return 0;
         if (h.trailer) break;
     }
-    where[item.number] = header_at;
+    f->where[item.number] = header_at;
     item.chunks = chunks - item.first;
     item.sums = f->item_count * f->pieces.count;
     memcpy(f->sums + item.sums, sums, 8 * f->pieces.count);

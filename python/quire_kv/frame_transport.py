@@ -7,6 +7,7 @@ write   pages are packed into a reused buffer and sent from there, or into an ar
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ _NAME_BYTES = 4 << 20  # packed between two sends that name it: half of a ring
 _RING_BYTES = 8 << 20  # of a connection's own area: a few chunks on their way, still in the far cache
 _SHARED_FLUSH_BYTES = 256 << 20  # copied out of slabs at once
 _BATCH_BODY_BYTES = 32 << 10  # of heads in one frame
+_MOMENT = 0.01  # seconds, of a look at what has come
 _ALIGN = 64
 _PAGE = 4096
 _MAX_AREAS = 64  # of a connection: what a node takes at least
@@ -62,9 +64,10 @@ class FrameTransport(Transport):
     def _fetch(self, connection: Connection, request: Any, intake: Intake, call: Call) -> None:
         intake.slabs = self._slabs
         reception = _Reception(connection, intake, request.run.hashes, call)
+        error: QuireError | None = None
         try:
-            connection.stream.send([connection.request("Fetch", request, call)], call)
-            while True:
+            over = reception.begin(connection.request("Fetch", request, call))
+            while not over:
                 reception.pages()
                 frame = connection.answer("Fetch", call)
                 if frame.kind == wire.MESSAGE:
@@ -77,7 +80,7 @@ class FrameTransport(Transport):
         finally:
             intake.ended(call)
         call.left()
-        if reception.references:
+        if reception.references > reception.released:
             release = wire.encode_frame(wire.RELEASE, call=connection.call_number, extra=reception.references)
             connection.stream.send([release], call)
         if error is not None:
@@ -89,12 +92,29 @@ class FrameTransport(Transport):
         return self._pool.run(BULK, call, lambda c: self._write(c, first, chunk_bytes, fill, call))
 
     def _write(self, connection: Connection, first: Any, chunk_bytes: int, fill: Callable[[Upload], Any], call: Call) -> tuple[Any, Any]:
-        upload: _FrameUpload
-        if self._slabs is None:
-            upload = _Inline(connection, first, min(chunk_bytes, MAX_SEND_BYTES), self._budget, call)
-        else:
-            upload = _Shared(connection, first, min(chunk_bytes, MAX_SEND_BYTES), self._budget, call, self._stagings)
+        upload = self._upload(connection, None, first, chunk_bytes, call)
         return upload.finish(fill(upload))
+
+    def publish(
+        self, begin: Any, first: Any, chunk_bytes: int, fill: Callable[[Upload], Any], began: Callable[[Any], None], call: Call
+    ) -> tuple[Any, Any, Any] | None:
+        def use(connection: Connection) -> tuple[Any, Any, Any]:
+            upload = self._upload(connection, begin, first, chunk_bytes, call)
+            try:
+                return upload.finish_all(fill(upload))
+            except _Stopped:
+                return upload.begun(), None, None
+            finally:
+                answer = upload.answered()
+                if answer is not None:
+                    began(answer)
+
+        return self._pool.run(BULK, call, use)
+
+    def _upload(self, connection: Connection, begin: Any, first: Any, chunk_bytes: int, call: Call) -> _FrameUpload:
+        if self._slabs is None:
+            return _Inline(connection, begin, first, min(chunk_bytes, MAX_SEND_BYTES), self._budget, call)
+        return _Shared(connection, begin, first, min(chunk_bytes, MAX_SEND_BYTES), self._budget, call, self._stagings)
 
     # -- attach --------------------------------------------------------------------------------------------------
 
@@ -159,7 +179,7 @@ class _Reception:
         self._buffer: Buffer | None = connection.attached.get("receive")
         self._fill = 0
         self._response = proto.FetchResponse
-        self.references = 0
+        self.references = self.released = 0
         self._native = connection.stream.native is not None
 
     def pages(self) -> None:
@@ -170,6 +190,28 @@ class _Reception:
                 return
             if any(left):  # nothing is left behind a corrupt chunk that was the last of its frame
                 self._entries(*left)
+
+    def begin(self, request: bytes) -> bool:
+        """Sends the request and takes all that needs no look from here: whether that was the whole call, which then ended
+        well."""
+        c, intake = self._connection, self._intake
+        tables = intake.ordinary(self._hashes)
+        if tables is None or intake.slabs is None:
+            c.stream.send([request], self._call)
+            return False
+        table, keep = intake.slabs.table()
+        got = c.fetch(request, tables, table, self._call)
+        del keep
+        self.references, self.released = got.references, got.references if got.released else 0
+        if got.sent < len(request):
+            c.stream.send([request[got.sent :]], self._call)
+        body = b""
+        if got.skip:
+            body = c.body(c.answer("Fetch", self._call), self._call)
+        intake.taken(got.page, body)
+        if got.skip < len(body):
+            self._entries(body[got.skip :], 0)
+        return got.state == kernels.FETCH_OVER
 
     def message(self, frame: wire.Frame) -> None:
         body = self._connection.body(frame, self._call)
@@ -232,11 +274,17 @@ class _Reception:
 
 
 class _FrameUpload(Upload):
-    """A WritePages over frames."""
+    """A WritePages over frames, and what goes before it: with `begin` its BeginPublish, whose answer is read at the end."""
 
-    def __init__(self, connection: Connection, first: Any, chunk_bytes: int, budget: Budget, call: Call) -> None:
+    def __init__(self, connection: Connection, begin: Any, first: Any, chunk_bytes: int, budget: Budget, call: Call) -> None:
         self._connection, self._chunk_bytes, self._budget, self._call = connection, chunk_bytes, budget, call
-        self._out: list[bytes | memoryview] = [connection.request("WritePages", None, call, more=True)]
+        self._begin_call = 0  # its number, while its answer is to come
+        self._begun: tuple[Any, QuireError | None] = None, None
+        self._out: list[bytes | memoryview] = []
+        if begin is not None:
+            self._out.append(connection.request("BeginPublish", begin, call))
+            self._begin_call = connection.call_number
+        self._out.append(connection.request("WritePages", None, call, more=True))
         self._first: Any = first
         self._body = bytearray()
         self._runs: list[memoryview] = []
@@ -282,7 +330,10 @@ class _FrameUpload(Upload):
             self._next()
 
     def _next(self) -> None:
-        """One frame of the server while the call runs: a release, or why it wants no more."""
+        """One frame of the server while the call runs: what it begins with, a release, or why it wants no more."""
+        if self._begin_call:
+            self._read_begun()
+            return
         frame = self._connection.answer("WritePages", self._call)
         if frame.kind == wire.RELEASE:
             if not self._released <= frame.extra <= self._sent:
@@ -293,6 +344,8 @@ class _FrameUpload(Upload):
             raise wire.protocol_error(f"WritePages: kind {frame.kind}")
         error = self._connection.status(frame, "WritePages", self._call)
         self._end()
+        if self._begun != (None, None):
+            raise _Stopped
         raise Refused(error) if error is not None else wire.protocol_error("WritePages: no answer")
 
     def _end(self) -> None:
@@ -302,6 +355,45 @@ class _FrameUpload(Upload):
     def finish(self, commit: Any) -> tuple[Any, Any]:
         """END, the server's answer, and that to a commit that is sent behind it, which begins when the write is done: None
         for a refused one, which may be made again."""
+        write = self._send_end(commit)
+        written, error = self._written(write)
+        committed, _ = self._unary_answer("CommitPublish", proto.CommitPublishResponse) if commit is not None else (None, None)
+        if error is not None:
+            raise error if error.broken else Refused(error)
+        return written, committed
+
+    def finish_all(self, commit: Any) -> tuple[Any, Any, Any]:
+        """finish, and the answer to the Begin before it. None in place of what was refused; when that is the Begin, Refused."""
+        write = self._send_end(commit)
+        if self._begin_call:
+            self._read_begun()
+        written, error = self._written(write)
+        committed, _ = self._unary_answer("CommitPublish", proto.CommitPublishResponse) if commit is not None else (None, None)
+        if error is not None and error.broken:
+            raise error
+        return self.begun(), written, committed
+
+    def begun(self) -> Any:
+        """The answer to the Begin. Refused when it was."""
+        answer, refused = self._begun
+        if refused is not None:
+            raise Refused(refused)
+        return answer
+
+    def answered(self) -> Any:
+        """The answer to the Begin, None for a refusal, as far as it has come by now, whatever became of the call."""
+        if self._begin_call and self._connection.stream.readable():
+            self._call = Call(_MOMENT)
+            with contextlib.suppress(QuireError):
+                self._read_begun()
+        return self._begun[0]
+
+    def _read_begun(self) -> None:
+        number, self._begin_call = self._begin_call, 0
+        self._begun = self._unary_answer("BeginPublish", proto.BeginPublishResponse, number)
+
+    def _send_end(self, commit: Any) -> int:
+        """END, and the commit behind it: the number of the write."""
         c = self._connection
         self._seal()
         write = c.call_number
@@ -309,8 +401,23 @@ class _FrameUpload(Upload):
         if commit is not None:
             self._out.append(c.request("CommitPublish", commit, self._call))
         c.stream.send(self._out, self._call, self._descriptors)
-        error: QuireError | None = None
-        written = committed = None
+        return write
+
+    def _unary_answer(self, method: str, response: Any, number: int = 0) -> tuple[Any, QuireError | None]:
+        """The answer to a call, by default the last one, or why it was refused."""
+        c = self._connection
+        frame = c.next(self._call)
+        if frame.call != (number or c.call_number):
+            raise wire.protocol_error(f"call {frame.call} in {method}, call {number or c.call_number}")
+        if frame.kind == wire.RESPONSE:
+            return proto.parse(response, c.body(frame, self._call)), None
+        if frame.kind != wire.STATUS or (error := c.status(frame, method, self._call)) is None:
+            raise wire.protocol_error(f"{method}: kind {frame.kind}")
+        return None, error
+
+    def _written(self, write: int) -> tuple[Any, QuireError | None]:
+        """The answer to the write, or why it was refused."""
+        c = self._connection
         while True:
             frame = c.next(self._call)
             if frame.call != write:
@@ -318,21 +425,10 @@ class _FrameUpload(Upload):
             if frame.kind == wire.RELEASE:
                 continue
             if frame.kind == wire.RESPONSE:
-                written = proto.parse(proto.WritePagesResponse, c.body(frame, self._call))
-                break
+                return proto.parse(proto.WritePagesResponse, c.body(frame, self._call)), None
             if frame.kind != wire.STATUS:
                 raise wire.protocol_error(f"WritePages: kind {frame.kind}")
-            error = c.status(frame, "WritePages", self._call) or wire.protocol_error("WritePages: no answer")
-            break
-        if commit is not None:
-            frame = c.answer("CommitPublish", self._call)
-            if frame.kind == wire.RESPONSE:
-                committed = proto.parse(proto.CommitPublishResponse, c.body(frame, self._call))
-            elif frame.kind != wire.STATUS or c.status(frame, "CommitPublish", self._call) is None:
-                raise wire.protocol_error(f"CommitPublish: kind {frame.kind}")
-        if error is not None:
-            raise error if error.broken else Refused(error)
-        return written, committed
+            return None, c.status(frame, "WritePages", self._call) or wire.protocol_error("WritePages: no answer")
 
     def _stage_inline(self, payload: int, count: int) -> np.ndarray:
         self.flush()
@@ -348,6 +444,10 @@ class _FrameUpload(Upload):
         for off in range(0, payload, self._chunk_bytes):
             n = min(self._chunk_bytes, payload - off)
             self._chunk(page, grant, off, n, self._room.view[at + off : at + off + n], None)
+
+
+class _Stopped(Exception):
+    """The server refused a write while it was sent; the connection is sound, and what was begun before it is known."""
 
 
 class _Inline(_FrameUpload):
@@ -403,8 +503,8 @@ class _Shared(_FrameUpload):
     """Bytes are named where the node reads them: in the slots of the connection's area, in turn. Where there is no
     such memory, or not enough, they go in the frames."""
 
-    def __init__(self, connection: Connection, first: Any, chunk_bytes: int, budget: Budget, call: Call, stagings: Stagings | None) -> None:
-        super().__init__(connection, first, chunk_bytes, budget, call)
+    def __init__(self, connection: Connection, begin: Any, first: Any, chunk_bytes: int, budget: Budget, call: Call, stagings: Stagings | None) -> None:
+        super().__init__(connection, begin, first, chunk_bytes, budget, call)
         self._stagings = stagings
         self._areas: _Areas = connection.attached.setdefault("areas", _Areas())
         self._area: Area | None = None
@@ -458,16 +558,21 @@ class _Shared(_FrameUpload):
         if area is None or grant or payload > self._chunk_bytes or not pages:
             super().send_all(pages, grant, addresses, payload)
             return
-        self.send(pages[0], 0, addresses[0], payload)  # with what the first message says
-        body, number = self._body, self._areas.number
-        for page, address in zip(pages[1:], addresses[1:], strict=True):
-            at = address - area.address
-            self._sent += 1
+        offsets = [address - area.address for address in addresses]
+        for sent, at in enumerate(offsets, self._sent + 1):
+            self._busy[at // self._slot_bytes] = sent
+        self._name_all(pages, self._areas.number, offsets, payload)
+
+    def _name_all(self, pages: Sequence[int], number: int, offsets: Sequence[int], payload: int) -> None:
+        """Whole payloads of the first grants of pages, of one chunk each, by where they lie in an area."""
+        self._chunk(pages[0], 0, 0, payload, None, wire.Reference(number, offsets[0], payload, 0, 0))  # with what the first message says
+        body = self._body
+        for page, at in zip(pages[1:], offsets[1:], strict=True):
             wire.append_entry(body, wire.page_head(page), payload, (number, at, payload, 0, 0))
-            self._busy[at // self._slot_bytes] = self._sent
             if len(body) >= _BATCH_BODY_BYTES:
                 self._seal()
                 body = self._body
+        self._sent += len(pages)
 
     def lend(self, pages: Sequence[int], grant: int, addresses: np.ndarray, payload: int) -> bool:
         staging = self._stagings.find(addresses, payload) if self._stagings is not None else None
@@ -478,8 +583,11 @@ class _Shared(_FrameUpload):
             return False
         if is_new:
             self._descriptors.append(staging.area.fd)
-        for page, address in zip(pages, addresses.tolist(), strict=True):
-            at = address - staging.address
+        offsets = [address - staging.address for address in addresses.tolist()]
+        if pages and not grant and payload <= self._chunk_bytes:
+            self._name_all(pages, number, offsets, payload)
+            return True
+        for page, at in zip(pages, offsets, strict=True):
             for off in range(0, payload, self._chunk_bytes):
                 n = min(self._chunk_bytes, payload - off)
                 self._sent += 1

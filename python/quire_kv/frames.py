@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from . import kernels, proto, wire
 from .buffers import Buffer
 from .deadline import Call, DeadlineError, again
@@ -26,7 +28,7 @@ __all__ = ["BULK", "SHORT", "Connection", "Crowded", "Pool"]
 
 BULK, SHORT = 0, 1  # kinds of calls that share a bound, so that none waits for one of the other kind
 
-_READ_AHEAD_BYTES = 32 << 10
+_READ_AHEAD_BYTES = 64 << 10  # a full batch of heads, and its frame
 _NO_STATUS = proto.Status()
 
 
@@ -155,6 +157,15 @@ class Connection:
         if frame.kind != wire.RESPONSE:
             raise wire.protocol_error(f"{method}: kind {frame.kind}")
         return proto.parse(response, self.body(frame, call))
+
+    def fetch(self, request: bytes, pages: kernels.PageTables, slabs: np.ndarray, call: Call) -> kernels.Fetched:
+        """kernels.fetch over this connection, which must be clean, of shared memory: what came and was not taken is read next."""
+        self.stream.arm(call)
+        room = self._room
+        got = kernels.fetch(request, pages, slabs, self.stream.fileno(), self.call_number, call.deadline, room.address, room.bytes)
+        self._from, self._to = got.start, got.end
+        self.stream.received(got.descriptors, lost=got.state == kernels.FETCH_CUT_OFF)
+        return got
 
     @property
     def clean(self) -> bool:

@@ -90,8 +90,7 @@ class Intake:
         self.pending_bytes = 0  # in jobs since the last flush
         # ordinary pages
         self._plain = view == geometry.whole and not any(pages[i].resume for i in index)
-        self._status: np.ndarray | None = None  # by page of the stream
-        self._where = self._places = np.empty(0, dtype=np.int64)
+        self._tables: kernels.PageTables | None = None
         # the table
         self._table = 0
         self._rows: list[tuple] = []
@@ -106,31 +105,42 @@ class Intake:
 
     # -- batches of ordinary pages -------------------------------------------------------------------------------
 
+    def ordinary(self, hashes: bytes) -> kernels.PageTables | None:
+        """What native code needs to take the pages at hand by itself; None: they need a look at each message. `hashes` are
+        those of the stream."""
+        if not (kernels.NATIVE and self._plain) or self._mark is not None or self.slabs is None or self._on_copied is not None:
+            return None
+        return self._tables_of(hashes)
+
+    def _tables_of(self, hashes: bytes) -> kernels.PageTables:
+        if self._tables is None:
+            self._tables = kernels.PageTables(self._expect, hashes, self._memory, self._index, self._threads)
+        return self._tables
+
     def batch(self, body: bytes, hashes: bytes) -> tuple[int, int]:
         """Takes the pages at the start of a batch that need no look at each message: where it stopped, and how many
-        references it has done with. `hashes` are those of the stream. The rest is for `message`."""
-        if not (kernels.NATIVE and self._plain) or self._mark is not None or self.slabs is None or self._on_copied is not None:
+        references it has done with. The rest is for `message`."""
+        tables = self.ordinary(hashes)
+        if tables is None or self.slabs is None:
             return 0, 0
-        self._tables()
-        assert self._status is not None
         table, keep = self.slabs.table()
-        before = self._at
-        stop, self._at, references = kernels.fetched(
-            body, 0, self._expect, hashes, before, self._memory, table, self._places, self._status, self._where, threads=self._threads
-        )
+        stop, page, references = kernels.fetched(body, 0, tables, self._at, table)
         del keep
-        for k, status in enumerate(self._status[before + 1 : self._at + 1].tolist(), before + 1):
+        self.taken(page, body)
+        return stop, references
+
+    def taken(self, last: int, body: bytes) -> None:
+        """Takes over what native code says of pages up to number `last` of the stream: `body` is that of the frame with those
+        of them that are corrupt."""
+        tables, first = self._tables, self._at + 1
+        if tables is None:
+            return
+        self._at = last
+        for k, status in enumerate(tables.status[first : last + 1].tolist(), first):
             if status == kernels.FETCHED_OK:
                 self._pages[self._index[k]].result = _SERVED
             elif status:
-                self._failed(self._pages[self._index[k]], status, body, int(self._where[k]))
-        return stop, references
-
-    def _tables(self) -> None:
-        if self._status is None:
-            n = len(self._index)
-            self._status, self._where = np.zeros(n, dtype=np.uint8), np.empty(n, dtype=np.uint64)
-            self._places = np.array(self._index, dtype=np.int64)
+                self._failed(self._pages[self._index[k]], status, body, int(tables.where[k]))
 
     def _failed(self, wanted: Wanted, status: int, body: bytes, where: int) -> None:
         if status == kernels.FETCHED_CORRUPT:
@@ -148,13 +158,11 @@ class Intake:
     def receive(self, source: tuple[int, int, int, int, int, int, int], hashes: bytes, deadline: float) -> tuple[int, int, int, bytes, int, int]:
         """Takes ordinary pages off a socket (see kernels.receive): why it stopped, from where to where bytes were read ahead
         and not used, the entries that are left and how much data comes for them, for `message`, and an error."""
-        self._tables()
-        assert self._status is not None
-        before = self._at
+        tables, before = self._tables_of(hashes), self._at
         left, start, end, self._at, got, header, rest, data, error = kernels.receive(
-            self._expect, hashes, deadline, before, source, self._memory, self._places, self._status
+            self._expect, hashes, deadline, before, source, self._memory, tables.index, tables.status
         )
-        for k, status in enumerate(self._status[before + 1 : self._at + 1].tolist(), before + 1):
+        for k, status in enumerate(tables.status[before + 1 : self._at + 1].tolist(), before + 1):
             if status == kernels.FETCHED_OK:
                 self._pages[self._index[k]].result = _SERVED
         if header:

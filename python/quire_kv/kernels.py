@@ -20,7 +20,7 @@ import ctypes
 import os
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import xxhash
@@ -68,6 +68,10 @@ LEFT_ENTRY: Final = 1
 LEFT_ERROR: Final = 2
 ENDED: Final = -1  # the other end closed the connection
 OVERDUE: Final = -3
+
+# State of a `fetch`.
+FETCH_OVER: Final = 1
+FETCH_CUT_OFF: Final = 2
 
 MAX_THREADS: Final = 64
 _LOW: Final = 4096  # no address below is one
@@ -151,24 +155,43 @@ def verify(jobs: np.ndarray, geo: Geometry, sums: np.ndarray, *, threads: int = 
         job["status"] = _run_job(job, None, geo.cell_bytes, View(0, 0, 0, 0), sums)
 
 
-def fetched(
-    body: bytes, start: int, expect: Expectation, hashes: bytes, after: int, mem: PageMemory, slabs: np.ndarray, index: np.ndarray,
-    status: np.ndarray, where: np.ndarray, *, threads: int = 1,
-) -> tuple[int, int, int]:  # fmt: skip
-    """Takes ordinary pages off the body of a batch of a Fetch, from `start` on: pages of one extent that is all of the
-    page, in references to `slabs` (Slabs.table), in the order asked for, after page `after` of the stream. `hashes` are
-    all that the stream asked for, and index, int64 [n], where in `mem` each belongs, which has whole pages.
+class PageTables:
+    """What native code needs of one stream of a Fetch of ordinary pages: whole pages of one extent, in references.
 
-    Each is copied to its place, summed there, and the generations of its references are asked then: status, uint8 [n],
-    becomes FETCHED_OK, FETCHED_CORRUPT or FETCHED_STALE, and where, uint64 [n], place << 32 | bytes of its header in the
-    body. A page that is not FETCHED_OK has undefined bytes in its place. Returns where it stopped in the body, at an entry that is
+    index   int64 [n]: where in the memory each page of the stream belongs
+    status  uint8 [n]: 0 not taken yet, FETCHED_OK, FETCHED_CORRUPT or FETCHED_STALE
+    where   uint64 [n]: of a page that was taken, place << 32 | bytes of its header in its batch
+    """
+
+    __slots__ = ("_numbers", "_owners", "expect", "hashes", "index", "status", "where")
+
+    def __init__(self, expect: Expectation, hashes: bytes, mem: PageMemory, index: Sequence[int], threads: int) -> None:
+        n = len(index)
+        room = np.zeros((3, max(n, 1)), dtype=np.uint64)
+        self.index, self.where, self.status = room[0, :n].view(np.int64), room[1, :n], room[2].view(np.uint8)[:n]
+        self.index[:] = index
+        self.expect, self.hashes = expect, hashes
+        at, layout = room.ctypes.data, mem.layout.table()
+        step = room.nbytes // 3
+        self._owners = (room, layout, mem)
+        self._numbers = (*_raw(layout), *_raw(mem.addresses)), (at, 8 * n, at + 2 * step, n, at + step, 8 * n, threads)
+
+    def numbers(self, slabs: np.ndarray) -> tuple[int, ...]:
+        """The tables as native code takes them; the caller keeps `slabs` alive."""
+        before, after = self._numbers
+        return (*before, *_raw(slabs), *after)
+
+
+def fetched(body: bytes, start: int, pages: PageTables, after: int, slabs: np.ndarray) -> tuple[int, int, int]:
+    """Takes ordinary pages off the body of a batch of a Fetch, from `start` on: pages of one extent that is all of the
+    page, in references to `slabs` (Slabs.table), in the order asked for, after page `after` of the stream.
+
+    Each is copied to its place, summed there, and the generations of its references are asked then. A page that is not
+    FETCHED_OK has undefined bytes in its place. Returns where it stopped in the body, at an entry that is
     another case or at the end, the last page that it took, and how many references those had. Nothing without native code."""
     if _module is None:
         return start, after, 0
-    table = mem.layout.table()
-    out: tuple[int, int, int] = _module.fetched(
-        body, expect.ordinary, hashes, after, *_raw(table), *_raw(mem.addresses), *_raw(slabs), *_raw(index), *_raw(status), *_raw(where), threads, start
-    )
+    out: tuple[int, int, int] = _module.fetched(body, pages.expect.ordinary, pages.hashes, after, *pages.numbers(slabs), start)
     return out
 
 
@@ -211,6 +234,32 @@ def send(socket: tuple[int, int], deadline: float, heads: bytes, frames: np.ndar
     result = np.empty((len(at), geo.pieces(view).count(view.heads)), dtype=np.uint64)
     error: int = _module.send(heads, deadline, *socket, *_raw(table), *_raw(at), view.heads, view.layers, geo.cell_bytes, *_raw(result))
     return result, error
+
+
+class Fetched(NamedTuple):
+    """How far `fetch` came, and what is left to do."""
+
+    sent: int  # bytes of the request
+    start: int  # what was received and not used is room[start:end]
+    end: int
+    page: int  # the last page that was taken
+    references: int  # those pages had
+    skip: int  # bytes of the body of the frame at `start` that were used; its header, then, is there too
+    state: int  # 0: go on; FETCH_OVER: the server's part ended well; FETCH_CUT_OFF: descriptors were lost
+    released: int  # whether the references were released
+    descriptors: bytes  # received, ints
+
+
+def fetch(request: bytes, pages: PageTables, slabs: np.ndarray, socket: int, call: int, deadline: float, room: int, size: int) -> Fetched:
+    """Makes a Fetch over a connection of shared memory: sends the REQUEST frame, and takes ordinary pages as `fetched` does for as long
+    as frames of nothing else come, into `size` bytes at address `room`. It stops at the first thing that is another
+    case, a page that is corrupt included, and when a receive or a send fails or `deadline`, of the monotonic clock, has passed: the caller goes on from there,
+    and finds out what it is. Native code only."""
+    assert _module is not None
+    nanoseconds = max(0, int(deadline * 1e9))
+    return Fetched(*_module.fetch(
+        request, pages.expect.ordinary, pages.hashes, -1, socket, call, nanoseconds, room, size, *pages.numbers(slabs)
+    ))  # fmt: skip
 
 
 def headers(template: bytes, hashes: bytes, parents: bytes, sequence: int, page_sums: np.ndarray) -> bytes | None:

@@ -218,6 +218,8 @@ class Geometry:
 
     def check_view(self, view: View) -> None:
         """ValueError unless `view` is a part of a page that this geometry allows."""
+        if view == self.whole and not view.empty:
+            return
         if view.empty or not self.whole.contains(view) or not self.can_serve(self.whole, view):
             raise ValueError(f"view {tuple(view)} of a page of {self.heads} heads x {self.layers} layers, {self.grade}")
 

@@ -37,6 +37,8 @@ MAX_BATCH_KEYS = 1024
 _GRANTED, _PRESENT, _COMMITTED = 2, 3, 4  # proto Outcome
 _LEASE_SLACK = 1.0  # seconds that a publication lease outlives its call
 _MAX_GRANTS = 256
+_STORED = Page(True, Reason.NONE)
+_MAX_VAIN_BYTES = 1 << 20  # that are packed and sent before it is known whether they are wanted
 _WORTH_A_SEND = 1 << 20  # bytes that take longer to sum than it takes to wake the server once more
 
 
@@ -132,6 +134,73 @@ class Publish:
                 self._parents[i] = UNKNOWN_PARENT
 
     def _batch(self, index: list[int], chunk_bytes: int) -> None:
+        if self._may_guess(len(index)):
+            index = self._at_once(index, chunk_bytes)
+        if index:
+            self._in_turn(index, chunk_bytes)
+
+    # -- in one round trip ---------------------------------------------------------------------------------------
+
+    def _may_guess(self, pages: int) -> bool:
+        """Whether pages are sent before it is known which of them are wanted: those that are not cost little."""
+        if self._fence is not None or self._session._client.transport == "grpc":
+            return False
+        size = self._geometry.payload_bytes(self._view)
+        if pages * size <= _MAX_VAIN_BYTES:
+            return True
+        own = self._memory.contiguous()
+        return own is not None and self._session._client._stagings.find(own, size) is not None
+
+    def _at_once(self, index: list[int], chunk_bytes: int) -> list[int]:
+        """Begins, writes and commits as if every page were granted whole. Returns the pages that are to be published in turn
+        after all: of those that were granted otherwise, and of all where the server refused to write or to commit, nothing is
+        left."""
+        s = self._session
+        request = self._begin_request(index)
+        guess = [_Grant(i, k, [self._view]) for k, i in enumerate(index)]
+        first = proto.WritePagesRequest()
+        first.namespace.CopyFrom(s._ref)
+        commit = _Commit()
+
+        def fill(upload: Upload) -> Any:
+            self._fill(upload, guess)
+            self._fenced(None, guess, commit)
+            return commit.request
+
+        answered: list[Any] = []
+        try:
+            answers = s._client._route(self._call, lambda t: t.publish(request, first, chunk_bytes, fill, answered.append, self._call))
+        except BaseException:
+            for answer in answered:  # it was begun: what is granted is free at once
+                if granted_pages := [k for k, p in enumerate(answer.pages[: len(index)]) if p.outcome == _GRANTED]:
+                    self._abort(answer.token, granted_pages)
+            raise
+        if answers is None:
+            return index
+        begun, written, commit.answer = answers
+        granted = {g.wire_page: g for g in self._grants(begun, index, guess)}
+        if not granted:
+            return []
+        rest = set(granted)
+        whole = [k for k, g in granted.items() if g.views == [self._view]]
+        try:
+            if written is not None and commit.answer is not None:
+                pages, states = list(written.pages), list(commit.answer.pages)
+                for k in whole:
+                    result = result_of(states[k], _COMMITTED) if k < len(states) else Page(False, Reason.UNKNOWN)
+                    if result.ok or result.reason is Reason.LOST_RACE:
+                        rest.discard(k)
+                    if k < len(pages) and pages[k].reason:
+                        result = Page(False, Reason.of(pages[k].reason) or Reason.UNKNOWN)
+                    self._results[index[k]] = result
+        finally:
+            if rest:
+                self._abort(begun.token, sorted(rest))
+        return [index[k] for k in sorted(rest) if self._results[index[k]] is None]
+
+    # -- in turn -------------------------------------------------------------------------------------------------
+
+    def _in_turn(self, index: list[int], chunk_bytes: int) -> None:
         s = self._session
         request = self._begin_request(index)
         answer = s._client._route(self._call, lambda t: t.unary("BeginPublish", request, self._call))
@@ -158,10 +227,14 @@ class Publish:
         proto.set_seconds(request.lease, min(self._call.left() + _LEASE_SLACK, s._client._limits(self._call).max_lease))
         payload = g.payload_bytes(self._view)
         follower: Any = None  # a page that follows the one before it says nothing of its own
+        more = 0  # of them that are to come behind what is in the request
         for k, i in enumerate(index):
             if follower is not None and index[k - 1] == i - 1 and isinstance(self._parents[i], bytes):
-                request.pages.append(follower)
+                more += 1
                 continue
+            if more:
+                request.pages.extend([follower] * more)
+                more = 0
             page = request.pages.add(payload_bytes=payload, expire_seconds=self._expire, declared_flops=self._flops)
             parent = self._parents[i]
             if parent is Parent.ROOT:
@@ -174,20 +247,23 @@ class Publish:
                 follower = page
             if self._view != g.whole:
                 set_view(page.view, self._view)
+        if more:
+            request.pages.extend([follower] * more)
         return request
 
-    def _grants(self, answer: Any, index: list[int]) -> list[_Grant]:
-        """Takes over what is answered already; returns the pages that may be written."""
+    def _grants(self, answer: Any, index: list[int], guess: list[_Grant] | None = None) -> list[_Grant]:
+        """Takes over what is answered already; returns the pages that may be written, of `guess` where that was right."""
         out: list[_Grant] = []
         pages = list(answer.pages)
         usual: Any = None  # a status that was understood: those of other pages are mostly equal
+        right = False  # whether it is what was guessed
         for k, i in enumerate(index):
             if k >= len(pages):
                 self._results[i] = Page(False, Reason.UNKNOWN)
                 continue
             status = pages[k]
             if usual is not None and status == usual:
-                out.append(_Grant(i, k, out[-1].views))
+                out.append(guess[k] if right and guess is not None else _Grant(i, k, out[-1].views))
                 continue
             if status.outcome != _GRANTED:
                 self._results[i] = result_of(status, _PRESENT)
@@ -196,7 +272,7 @@ class Publish:
             if not views or len(views) > _MAX_GRANTS or None in views:
                 self._results[i] = Page(False, Reason.UNSUPPORTED)  # given back
                 views = []
-            usual = status if views else None
+            usual, right = status if views else None, guess is not None and guess[k].views == views
             out.append(_Grant(i, k, [v for v in views if v is not None]))
         return out
 
@@ -304,7 +380,8 @@ class Publish:
             commit.request = None
             return
         request = commit.request = proto.CommitPublishRequest()
-        request.token.CopyFrom(token)
+        if token is not None:
+            request.token.CopyFrom(token)
         request.namespace.CopyFrom(self._session._ref)
         for g in commit.asked:
             request.pages.add(page=g.wire_page, headers=g.headers)
@@ -360,7 +437,7 @@ def repeated(call: Call, f: Callable[[], Any]) -> Any:
 def result_of(status: Any, good: int) -> Page:
     """A page's answer: OK when its outcome is `good`; what it does not say is not good."""
     if status.outcome == good:
-        return Page(True, Reason.NONE)
+        return _STORED
     return Page(False, Reason.of(status.reason) or Reason.UNKNOWN)
 
 

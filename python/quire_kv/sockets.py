@@ -25,6 +25,8 @@ from .options import Tls
 __all__ = ["Stream", "close_all", "dial_tcp", "dial_unix", "gone"]
 
 _SLACK_SECONDS = 0.005  # by which a wait may miss a deadline rather than set its timer again
+_CUT_OFF, _NO_SIGNAL = int(socket.MSG_CTRUNC), int(socket.MSG_NOSIGNAL)  # numbers: to combine flags as enums takes longer than the call
+_CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 _MAX_DESCRIPTORS = 256  # that wait to be taken
 _ANCILLARY_BYTES = socket.CMSG_SPACE(64 * 4)
 _TIMEVAL = struct.Struct("@ll")
@@ -101,15 +103,36 @@ class Stream:
             if len(into) == 1:
                 return self._sock.recv_into(into[0], 0, socket.MSG_WAITALL if whole else 0)
             return self._sock.recvmsg_into(into, 0, socket.MSG_WAITALL if whole else 0)[0]
-        n, ancillary, flags, _ = self._sock.recvmsg_into(into, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                got = array.array("i")
-                got.frombytes(data[: len(data) - len(data) % got.itemsize])
-                self.descriptors.extend(got)
-        if flags & socket.MSG_CTRUNC or len(self.descriptors) > _MAX_DESCRIPTORS:
-            raise OSError("descriptors that nobody takes")
+        n, ancillary, flags, _ = self._sock.recvmsg_into(into, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
+        got = b"".join(data[: len(data) - len(data) % 4] for level, kind, data in ancillary if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS)
+        self._keep(got, bool(flags & _CUT_OFF))
         return n
+
+    def _keep(self, descriptors: bytes, lost: bool) -> None:
+        if descriptors:
+            got = array.array("i")
+            got.frombytes(descriptors)
+            self.descriptors.extend(got)
+        if lost or len(self.descriptors) > _MAX_DESCRIPTORS:
+            raise OSError("descriptors that nobody takes")
+
+    # For native code that sends and receives by itself.
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def arm(self, call: Call) -> None:
+        """Bounds every wait of the next send and receive by the call's time."""
+        left = call.left()
+        self._arm(0, left)
+        self._arm(1, left)
+
+    def received(self, descriptors: bytes, *, lost: bool) -> None:
+        """Takes over descriptors, ints, that came. QuireError when there are too many, or some were lost."""
+        try:
+            self._keep(descriptors, lost)
+        except OSError as e:
+            raise gone(e) from None
 
     def send(self, buffers: Sequence[bytes | bytearray | memoryview], call: Call, descriptors: Sequence[int] = ()) -> None:
         """Sends all of the buffers, and with their first byte the descriptors, which stay the caller's."""
@@ -123,7 +146,7 @@ class Stream:
             while rest:
                 self._arm(1, call.left())
                 try:
-                    n = self._sock.sendmsg([*rest][:_MAX_VECTORS] if len(rest) > _MAX_VECTORS else rest, ancillary, socket.MSG_NOSIGNAL)
+                    n = self._sock.sendmsg([*rest][:_MAX_VECTORS] if len(rest) > _MAX_VECTORS else rest, ancillary, _NO_SIGNAL)
                 except (BlockingIOError, TimeoutError):
                     continue
                 ancillary = []

@@ -72,6 +72,15 @@ class Transport(ABC):
         answers the CommitPublish of what it sent, or None. Chunks have chunk_bytes at most. Afterwards nothing reads what
         was staged. Returns the response, and that of the commit where it went along; None: it is to be made."""
 
+    def publish(
+        self, begin: Any, first: Any, chunk_bytes: int, fill: Callable[[Upload], Any], began: Callable[[Any], None], call: Call
+    ) -> tuple[Any, Any, Any] | None:
+        """BeginPublish, and without waiting for its answer a `write` of what it is going to grant: `first` and the commit
+        have no token. `began` is called with the answer to the Begin when it is there, also where the call fails later.
+        Returns three answers: None in place of that to a write or a commit that was refused. QuireError
+        when the Begin was refused, or the connection broke. None, and nothing was sent, where the transport cannot."""
+        return None
+
     @abstractmethod
     def attach(self, request: Any, connect_seconds: float, life: Call, up: Callable[[bytes], None]) -> None:
         """Keeps an Attach stream open; `up` is called with the session's id. Returns or raises when it has ended:

@@ -61,6 +61,10 @@ def long_leases(session) -> None:
                 proto.set_seconds(request.lease, 60.0)
             return self._transport.unary(method, request, call)
 
+        def publish(self, begin, *rest):
+            proto.set_seconds(begin.lease, 60.0)
+            return self._transport.publish(begin, *rest)
+
     client._route = lambda call, use: route(call, lambda transport: use(Asking(transport)))
 
 

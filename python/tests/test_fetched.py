@@ -90,10 +90,10 @@ class Batch:
 def taken(batch: Batch, body: bytes, strided: bool = False) -> tuple[int, list[int]]:
     """How far native code goes in a body, and what it says of the pages."""
     _, memory = batch.memory(strided)
-    status, where = np.zeros(PAGES, dtype=np.uint8), np.zeros(PAGES, dtype=np.uint64)
+    tables = kernels.PageTables(batch.expect, b"".join(batch.keys), memory, range(PAGES), 2)
     table, _keep = batch.slabs.table()
-    stop, *_ = kernels.fetched(body, 0, batch.expect, b"".join(batch.keys), -1, memory, table, np.arange(PAGES, dtype=np.int64), status, where, threads=2)
-    return stop, status.tolist()
+    stop, *_ = kernels.fetched(body, 0, tables, -1, table)
+    return stop, tables.status.tolist()
 
 
 @pytest.mark.parametrize("strided", [False, True])
@@ -177,14 +177,19 @@ def test_a_wrong_table_is_refused():
     batch = Batch(2, 1, 4096, 1 << 20)
     _, memory = batch.memory(False)
     table, _keep = batch.slabs.table()
-    good = [bytes(batch.body), 0, batch.expect, b"".join(batch.keys), -1, memory, table, np.arange(PAGES, dtype=np.int64), np.zeros(PAGES, dtype=np.uint8), np.zeros(PAGES, dtype=np.uint64)]  # fmt: skip
-    for place, value in (
-        (1, len(batch.body) + 1), (3, b"".join(batch.keys)[1:]), (6, table.reshape(-1)[1:]), (7, np.array([0, 1, 2, PAGES], dtype=np.int64)),
-        (7, np.array([0, 1, 2, -1], dtype=np.int64)), (8, np.zeros(PAGES + 1, dtype=np.uint8)), (9, np.zeros(PAGES - 1, dtype=np.uint64)),
+    hashes = b"".join(batch.keys)
+
+    def take(hashes=hashes, index=range(PAGES), threads=1, start=0, slabs=table, spoil=None):
+        tables = kernels.PageTables(batch.expect, hashes, memory, index, threads)
+        if spoil is not None:
+            before, after = tables._numbers
+            tables._numbers = before, tuple(n + 1 if i == spoil else n for i, n in enumerate(after))
+        return kernels.fetched(bytes(batch.body), start, tables, -1, slabs)
+
+    assert take()[1] == PAGES - 1
+    for wrong in (
+        {"start": len(batch.body) + 1}, {"hashes": hashes[1:]}, {"slabs": table.reshape(-1)[1:]}, {"index": [0, 1, 2, PAGES]},
+        {"index": [0, 1, 2, -1]}, {"spoil": 1}, {"spoil": 3}, {"spoil": 5}, {"threads": 0}, {"threads": 65},
     ):  # fmt: skip
-        args = list(good)
-        args[place] = value
         with pytest.raises(ValueError):
-            kernels.fetched(*args)
-    with pytest.raises(ValueError):
-        kernels.fetched(*good, threads=0)
+            take(**wrong)
