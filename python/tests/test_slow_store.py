@@ -156,7 +156,8 @@ def test_case_c73_a_lookup_on_sglangs_scheduler_is_given_5_ms(store, monkeypatch
             answers.append(backend.batch_exists(part))
             took.append(time.perf_counter() - began)
             wait_for(lambda p=part: backend.batch_exists(p) == len(p), SECONDS, "the answer of a later ask")
-        assert not any(answers) and statistics.median(took) < LATE_SECONDS - GAP_SECONDS
+        early = [a for a, t in zip(answers, took, strict=True) if t < LATE_SECONDS]  # a thread that is kept waiting itself may find the answer there
+        assert not any(early) and statistics.median(took) < LATE_SECONDS - GAP_SECONDS
         aside: list[float] = []
 
         def prefetch():
