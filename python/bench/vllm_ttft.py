@@ -2,6 +2,8 @@
 
     python python/bench/vllm_ttft.py                      median of 5 processes each; starts a server of this checkout
     python python/bench/vllm_ttft.py --tokens 1500 --processes 5 --dtype bfloat16
+    python python/bench/vllm_ttft.py --rest 0.1           so many seconds behind the unrelated prompt: torch's threads spin for a while
+                                                          after a forward, and on few cores what brings pages waits for them
     python python/bench/vllm_ttft.py overhead             what the connector adds to a request that hits nothing
 
 Needs an environment with vLLM (tools/check/python.sh env vllm prints one). The model is SmolLM2-135M. Each process runs an
@@ -51,31 +53,31 @@ def ttft(args: argparse.Namespace, server: serving.Server, folder: str, digest: 
     given = prompts((args.tokens,), seed=5, vocabulary=40000)
     extra = {"server": server.address, "model_digest": digest, "weights": "frozen"}
     task = {
-        "model": folder, "prompts": given, "tokens": 1, "warm_tokens": 200, "steps": ["warm", "ttft", "ttft"],
+        "model": folder, "prompts": given, "tokens": 1, "warm_tokens": 200, "steps": ["warm", "rest", "ttft", "rest", "ttft"], "rest": args.rest,
         "args": {"dtype": args.dtype, "max_model_len": 2048, "max_num_batched_tokens": 2048, "num_gpu_blocks_override": 160},
     }  # fmt: skip
     cold, own = [], []
     for _ in range(args.processes):
-        _, _, computed, hit = process({**task, "extra": None})
+        _, _, _, computed, _, hit = process({**task, "extra": None})
         cold.append(computed)
         own.append(hit)
     process({**task, "extra": extra})  # fills the store
     served, blocks = [], (args.tokens - 1) // BLOCK
     for _ in range(args.processes):
         before = server.read_counter()
-        served.append(process({**task, "extra": extra})[2])
+        served.append(process({**task, "extra": extra})[3])
         read = server.read_counter() - before
         want = blocks * BLOCK * TOKEN_BYTES[args.dtype]
         warm = 200 // BLOCK * BLOCK * TOKEN_BYTES[args.dtype]  # the unrelated prompt is served too
         if read - want not in (0, warm) or served[-1]["cached"] != [blocks * BLOCK]:
             print(f"  no hit: {read:,} bytes read of {want:,}, cached {served[-1]['cached']}")
     a, b = statistics.median(c["seconds"] for c in cold), statistics.median(s["seconds"] for s in served)
+    floor = statistics.median(o["seconds"] for o in own)
     print(f"cold    {a:.3f} s  {[round(c['seconds'], 3) for c in cold]}")
     print(f"served  {b:.3f} s  {[round(s['seconds'], 3) for s in served]}")
-    print(
-        f"own     {statistics.median(o['seconds'] for o in own):.3f} s  {[round(o['seconds'], 3) for o in own]}  the engine's own prefix cache in the same process: the floor"
-    )
+    print(f"own     {floor:.3f} s  {[round(o['seconds'], 3) for o in own]}  the engine's own prefix cache in the same process: the floor")
     print(f"ratio   {b / a:.3f}  of {args.tokens} tokens, {args.dtype}, {blocks * BLOCK * TOKEN_BYTES[args.dtype]:,} bytes read each time")
+    print(f"floor   {floor / a:.3f}  and {b / floor:.3f} of it, {1e3 * (b - floor):.1f} ms more")
 
 
 def overhead(args: argparse.Namespace, server: serving.Server, folder: str, digest: str) -> None:
@@ -144,6 +146,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", default="ttft", choices=("ttft", "overhead"))
     parser.add_argument("--tokens", type=int, default=1500)
     parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--rest", type=float, default=0.0)
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(TOKEN_BYTES))
     args = parser.parse_args()
     binary = serving.build_quire()

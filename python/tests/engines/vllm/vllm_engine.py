@@ -1,7 +1,7 @@
 """A real vLLM engine on the CPU, in this process or as a program: `python engine.py '{"model": ..., "steps": [...]}'`.
 
 As a program it runs the steps and prints one line, RESULT and JSON: what each step answered. Steps are "generate",
-"warm" (one unrelated prompt), "settle" (until the store is used), "reset" (the engine's own prefix cache), "stats" (the
+"warm" (one unrelated prompt), "rest" (some seconds of nothing), "settle" (until the store is used), "reset" (the engine's own prefix cache), "stats" (the
 worker's and the scheduler's counters, where both are in this process) and "ttft". Nothing here imports vLLM before it is needed.
 """
 
@@ -134,6 +134,9 @@ def main(task: dict[str, Any]) -> None:
             results.append([a._asdict() for a in engine.generate(given, task.get("tokens", 24))])
         elif step == "warm":
             engine.generate(prompts((task.get("warm_tokens", 200),), seed=99), 2)
+            results.append(None)
+        elif step == "rest":
+            time.sleep(task["rest"])
             results.append(None)
         elif step == "ttft":
             at = time.monotonic()
