@@ -633,6 +633,7 @@ def client_of(config: Config) -> _client.Client:
             tls=tls,
             transport=config.transport,
             instance=config.name,
+            copy_threads=config.copy_threads or 1,
             call_timeout=max(config.load_timeout, config.save_timeout),
         )
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from .errors import ConfigError
 from .hint import CATEGORIES
-from .options import TRANSPORTS, default_instance
+from .options import MAX_COPY_THREADS, TRANSPORTS, default_instance
 
 __all__ = ["Config", "DEFAULT_SERVER"]
 
@@ -39,6 +39,7 @@ class Config:
     weights: str | None = None  # "frozen": the operator's word that they are never changed while the engine runs
     durability: str | None = None  # memory, disk; unset is the namespace's default
     category: str | None = None  # interactive, agent, batch, system: the kind of work of requests that do not say it themselves
+    copy_threads: int | None = None  # that copy and sum the pages of one load or save; unset is the adapter's default
     lookup_timeout_ms: int = 300
     load_timeout_ms: int = 1000
     save_timeout_ms: int = 1000
@@ -83,6 +84,9 @@ class Config:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_TIMEOUT_MS:
                 raise ConfigError(f"quire: {name} is {value!r}; make it whole milliseconds from 1 to {_MAX_TIMEOUT_MS}")
+        threads = self.copy_threads
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_COPY_THREADS):
+            raise ConfigError(f"quire: copy_threads is {threads!r}; make it a whole number from 1 to {MAX_COPY_THREADS}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("quire: tls_cert and tls_key belong together; give both or neither")
         if self.tls_cert is not None and self.tls_ca is None:

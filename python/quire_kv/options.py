@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from .errors import ConfigError
 
-__all__ = ["TRANSPORTS", "Options", "Tls", "default_instance"]
+__all__ = ["MAX_COPY_THREADS", "TRANSPORTS", "Options", "Tls", "default_instance"]
 
+MAX_COPY_THREADS = 64
 TRANSPORTS = ("auto", "shm", "data", "grpc")
 
 _MAX_DATA_CONNECTIONS = 16
@@ -73,8 +74,8 @@ class Options:
             raise ConfigError(f"data_connections is {self.data_connections}: want 1 to {_MAX_DATA_CONNECTIONS}")
         if not 1 << 20 <= self.staging_bytes <= _MAX_STAGING_BYTES:
             raise ConfigError(f"staging_bytes is {self.staging_bytes}: want {1 << 20} to {_MAX_STAGING_BYTES}")
-        if not 1 <= self.copy_threads <= 64:
-            raise ConfigError(f"copy_threads is {self.copy_threads}: want 1 to 64")
+        if not 1 <= self.copy_threads <= MAX_COPY_THREADS:
+            raise ConfigError(f"copy_threads is {self.copy_threads}: want 1 to {MAX_COPY_THREADS}")
         if not 0 < self.call_timeout < 3600:
             raise ConfigError(f"call_timeout is {self.call_timeout}: want seconds, above 0")
 

@@ -669,3 +669,10 @@ def test_a_request_without_a_right_hint_runs_as_ever(make, params):
     assert request.answer == answer(make) and {h for _, h in store.hints} == {None}
     wrong = isinstance(params, dict) and params.get("quire") is not None
     assert sum(c.stats()["bad_hints"] for c in store.caches) == wrong
+
+
+@pytest.mark.parametrize(("said", "threads"), [({}, 2), ({"copy_threads": 1}, 1)], ids=str)
+def test_two_threads_copy_a_load_unless_the_settings_say_otherwise(make, said, threads):
+    store = ToyStore()
+    make(store, said)
+    assert [c.copy_threads for c in store.configs] == [threads, threads]  # of both sides

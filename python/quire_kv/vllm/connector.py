@@ -7,6 +7,7 @@ runs on without it.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -41,6 +42,7 @@ __all__ = ["QuireConnector", "SETTINGS"]
 SETTINGS = frozenset({"weak_names", "lookup_wait_ms", "save_buffer_mib"})
 _LOOKUP_WAIT_MS = 20  # a request older than this goes on without the cache
 _SAVE_BUFFER_MIB = 256
+_COPY_THREADS = 2  # of a load: the engine's own thread has nothing to do meanwhile, or is in a forward
 
 T = TypeVar("T")
 
@@ -78,6 +80,8 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
     def _start(self, vllm_config: Any, kv_cache_config: Any, settings: Mapping[str, Any]) -> None:
         config = Config.parse(settings, SETTINGS)
         config.require_model()
+        if config.copy_threads is None:
+            config = dataclasses.replace(config, copy_threads=_COPY_THREADS)
         wait = _number(config, "lookup_wait_ms", _LOOKUP_WAIT_MS, 1, 10_000)
         buffer = _number(config, "save_buffer_mib", _SAVE_BUFFER_MIB, 1, 1 << 20)
         facts = facts_module.read(vllm_config, kv_cache_config, config.extra, worker=self._worker)

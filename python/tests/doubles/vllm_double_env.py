@@ -62,6 +62,7 @@ def factory(vllm: types.SimpleNamespace) -> Iterator[Callable[..., Engine]]:
             def _make_cache(self, config: Any, spec: Any, adapter: str) -> Toy:
                 cache = Toy(store, toy_spec(f"{config.model_digest}", heads, layers), self._log)
                 store.caches.append(cache)
+                store.configs.append(config)
                 return cache
 
         engine = Engine(Connector, {**SETTINGS, "lookup_wait_ms": 10_000, **dict(extra)}, heads=heads, layers=layers, **kw)
