@@ -2,20 +2,49 @@ package evict
 
 import "github.com/quire-kv/quire/internal/offheap"
 
-// leaves are the refs that may go from one tier: a dense list for each share to draw from, and one of all that are
+// leaves are the refs that may go from one tier: a dense list for each share, in random order, and one of all that are
 // doomed. Where a page stands in its list is in the page's record.
 type leaves struct {
 	maxRefs int
-	doomed  refs
-	shares  []refs
+	rng     splitmix
+	doomed  leafList
+	shares  []leafList
 }
 
-func (l *leaves) of(doomed bool, s Share) *refs {
+// leaf is a page that may go, with a copy of all that its score is made of: lists are read from one end of a stretch to the
+// other, four leaves to a cache line, and no page's record is waited for.
+type leaf struct {
+	page  uint32  // ref, and in the bits above its class
+	used  uint32  // as of the page
+	value float32 // likewise
+	whose uint32  // twice the tenant; odd: something is said of the page (lean, due)
+}
+
+const (
+	leafRefBits   = 26
+	leafClassBits = 32 - leafRefBits
+
+	_ = uint(1<<leafRefBits - MaxRefs)
+	_ = uint(1<<leafClassBits - classes)
+)
+
+func (l *leaf) set(r Ref, p *vbrPage) {
+	l.page, l.used, l.value, l.whose = uint32(r)|uint32(p.class)<<leafRefBits, p.used, p.value, p.tenant<<1
+	if p.lean != 1 || p.due != 0 {
+		l.whose |= 1
+	}
+}
+
+func (l *leaf) ref() Ref { return Ref(l.page & (1<<leafRefBits - 1)) }
+
+func (l *leaf) class() uint8 { return uint8(l.page >> leafRefBits) }
+
+func (l *leaves) of(doomed bool, s Share) *leafList {
 	if doomed {
 		return &l.doomed
 	}
 	for len(l.shares) <= int(s) {
-		l.shares = append(l.shares, refs{})
+		l.shares = append(l.shares, leafList{})
 	}
 	return &l.shares[s]
 }
@@ -25,67 +54,83 @@ func (l *leaves) footprint() uint64 {
 	for i := range l.shares {
 		n += uint64(l.shares[i].most)
 	}
-	return n * 4
+	return n * leafBytes
 }
 
-// refs is a dense list. Its memory is reserved with the first entry and counts as it is touched.
-type refs struct {
-	list *offheap.Array[Ref]
+// leafList is a dense list from place 1 on. Its memory is reserved with the first entry and counts as it is touched.
+type leafList struct {
+	list *offheap.Array[leaf]
 	n    uint32
 	most uint32 // that it ever had
 }
 
-// push puts r at the end, and returns its place from 1.
-func (l *refs) push(r Ref, maxRefs int) uint32 {
+// push puts a page at a place, from 1 to one beyond the last, and what stood there at the end: moved, 0 if there was none.
+func (l *leafList) push(r Ref, p *vbrPage, at uint32, maxRefs int) (moved Ref) {
 	if l.list == nil {
-		l.list = offheap.New[Ref](maxRefs)
+		l.list = offheap.New[leaf](maxRefs + 1)
 	}
-	*l.list.At(l.n) = r
-	l.n++
+	if l.n++; at < l.n {
+		there := l.list.At(at)
+		moved = there.ref()
+		*l.list.At(l.n) = *there
+	}
+	l.list.At(at).set(r, p)
 	l.most = max(l.most, l.n)
-	return l.n
-}
-
-// pull takes out what is at a place; the last one, which it returns, moves there.
-func (l *refs) pull(at uint32) (moved Ref) {
-	l.n--
-	moved = *l.list.At(l.n)
-	*l.list.At(at - 1) = moved
 	return moved
 }
 
-// pick draws from several lists as if they were one.
-type pick struct {
-	from  [MaxShares]*refs
-	until [MaxShares]uint32 // by list: how many are in it and those before
-	n     int
+// pull takes out what is at a place; the last one, which it returns, moves there.
+func (l *leafList) pull(at uint32) (moved Ref) {
+	last := l.list.At(l.n)
+	*l.list.At(at) = *last
+	l.n--
+	return last.ref()
+}
+
+// reader reads the lists of some shares one behind the other, as if they were one, and then again from the start.
+type reader struct {
+	of    *leaves
+	among *Shares // nil: all
 	total uint32
+	share int
+	at    uint32
 }
 
-func (k *pick) fill(l *leaves, among *Shares) {
+func (l *leaves) reader(among *Shares) reader {
+	r := reader{of: l, among: among}
 	for s := range l.shares {
-		if n := l.shares[s].n; n > 0 && (among == nil || among.Has(Share(s))) {
-			k.total += n
-			k.from[k.n], k.until[k.n] = &l.shares[s], k.total
-			k.n++
+		if r.has(s) {
+			r.total += l.shares[s].n
+		}
+	}
+	return r
+}
+
+func (r *reader) has(s int) bool { return r.among == nil || r.among.Has(Share(s)) }
+
+// from sets it to entry i of all.
+func (r *reader) from(i uint32) {
+	r.at = i
+	for r.share = 0; !r.has(r.share) || r.at >= r.of.shares[r.share].n; r.share++ {
+		if r.has(r.share) {
+			r.at -= r.of.shares[r.share].n
 		}
 	}
 }
 
-// at is entry i of all.
-func (k *pick) at(i uint32) Ref {
-	lo, hi := 0, k.n-1
-	for lo < hi {
-		if mid := (lo + hi) / 2; i < k.until[mid] {
-			hi = mid
-		} else {
-			lo = mid + 1
+// next is up to so many of what comes, at least one.
+func (r *reader) next(most uint32) []leaf {
+	l := &r.of.shares[r.share]
+	some := l.list.Slice()[1+r.at : 1+min(r.at+most, l.n)]
+	if r.at += uint32(len(some)); r.at < l.n {
+		return some
+	}
+	for r.at = 0; ; {
+		r.share = (r.share + 1) % len(r.of.shares)
+		if r.has(r.share) && r.of.shares[r.share].n > 0 {
+			return some
 		}
 	}
-	if lo > 0 {
-		i -= k.until[lo-1]
-	}
-	return *k.from[lo].list.At(i)
 }
 
 // splitmix is a generator with 64 bits of state (Steele, Lea, Flood, OOPSLA 2014).

@@ -12,7 +12,7 @@ import (
 //	score = value x rate     value  FLOPs that a use saves, less loading them, for each byte
 //	                         rate   uses per second that keeping the page is expected to bring (reuse.go)
 //
-// in FLOPs saved per byte-second, so that pages of shards, tiers and nodes compare. A victim is the least of 64 pages
+// in FLOPs saved per byte-second, so that pages of shards, tiers and nodes compare. A victim is the least of 128 pages
 // drawn from those that may go. What rate is made of, how much the value counts, and whether a page worth less than the
 // next victim is taken in at all is a mode, and the one that saves most in a simulation of a sample is used (shadow.go).
 //
@@ -21,11 +21,11 @@ import (
 //	                                                └──> shadows: one cache for each mode ──> the mode
 //	Victims, Worth <── score of a record in that mode
 //
-// Memory: 56 bytes a page, 4 bytes for each tier and page that may go from it, 128 to 256 bytes of ghosts a page up to
+// Memory: 56 bytes a page, 16 bytes for each tier and page that may go from it, 128 to 256 bytes of ghosts a page up to
 // 256 MiB, and up to 8 MiB of sample, or what WatchWithin says.
 type VBR struct {
 	pages   *offheap.Array[vbrPage]
-	leaves  [vbrTiers]leaves
+	leaves  [vbrTiers]leaves // copies of what pages' scores are made of: refresh
 	ghosts  ghosts
 	sample  *sample
 	loading [vbrTiers]float32 // FLOPs for each unit
@@ -66,8 +66,9 @@ const (
 	vbrParent = 1 << 3 // had a child
 
 	unitBytes  = 4 << 10
-	drawn      = 64 // pages, to find one victim
-	drawnMore  = 16 // in the place of others, for each further one
+	drawn      = 128 // pages, to find one victim
+	stretch    = 8   // of them lie side by side
+	drawnMore  = 16  // in the place of others, for each further one
 	maxVictims = 256
 
 	leastOfValue = 1 << 10 // remains where loading costs more than recomputing: enough to rank such pages among themselves
@@ -80,7 +81,7 @@ func NewVBR(maxRefs int, seed uint64) *VBR {
 	}
 	v := &VBR{pages: offheap.New[vbrPage](maxRefs), ghosts: newGhosts(maxRefs), sample: newSample(seed, samplePages), seed: seed}
 	for t := range v.leaves {
-		v.leaves[t].maxRefs = maxRefs
+		v.leaves[t] = leaves{maxRefs: maxRefs, rng: splitmix(mix(seed + uint64(t)))}
 	}
 	return v
 }
@@ -97,13 +98,14 @@ func (v *VBR) WatchWithin(bytes uint64) {
 
 // Bounds of the memory of a VBR, in bytes.
 const (
-	VBRPageBytes        = uint64(unsafe.Sizeof(vbrPage{})) + 4*uint64(vbrTiers)     // of each page that is there
-	VBRGhostsPageBytes  = 2 * ghostsPer * uint64(unsafe.Sizeof(ghost{}))            // of the ghosts of each, after a doubling
-	VBRLeastGhostsBytes = firstBuckets * ghostWays * uint64(unsafe.Sizeof(ghost{})) // of those of few
-	VBRMostGhostsBytes  = maxGhosts * uint64(unsafe.Sizeof(ghost{}))                // of those of many
+	VBRPageBytes        = uint64(unsafe.Sizeof(vbrPage{})) + leafBytes*uint64(vbrTiers) // of each page that is there
+	VBRGhostsPageBytes  = 2 * ghostsPer * uint64(unsafe.Sizeof(ghost{}))                // of the ghosts of each, after a doubling
+	VBRLeastGhostsBytes = firstBuckets * ghostWays * uint64(unsafe.Sizeof(ghost{}))     // of those of few
+	VBRMostGhostsBytes  = maxGhosts * uint64(unsafe.Sizeof(ghost{}))                    // of those of many
 	VBRLeastSampleBytes = leastSample * sampledBytes
 	VBRSampleBytes      = samplePages * sampledBytes
 
+	leafBytes    = uint64(unsafe.Sizeof(leaf{}))
 	sampledBytes = uint64(unsafe.Sizeof(sampled{})) + 4*uint64(modes) + 4*slotsPer
 )
 
@@ -130,6 +132,7 @@ func (v *VBR) Insert(now float64, r Ref, a Attrs) {
 	if p.flags&vbrKnown != 0 {
 		v.list(r, p, a.Doomed, a.Share)
 		p.advise(now, a)
+		v.refresh(r, p)
 		return
 	}
 	v.moves++
@@ -137,8 +140,7 @@ func (v *VBR) Insert(now float64, r Ref, a Attrs) {
 	v.known++
 	v.ghosts.grow(v.known)
 	p.tag, p.flags, p.tenant = mix(a.KeyTag), vbrKnown|vbrFresh, a.Tenant
-	p.uses, p.turn = v.recall(p.tag, a.Parent)
-	v.ghosts.take(p.tag)
+	p.uses, p.turn = v.recall(p.tag, a.Parent, true)
 	if a.Parent != 0 {
 		parent := v.pages.At(uint32(a.Parent))
 		parent.flags |= vbrParent
@@ -159,6 +161,7 @@ func (v *VBR) Touch(now float64, r Ref) {
 	p.flags &^= vbrFresh
 	v.use(ticksOf(now), p, true)
 	p.served()
+	v.refresh(r, p)
 }
 
 // Pass counts the uses of a run that was offered and not taken.
@@ -169,7 +172,7 @@ func (v *VBR) Pass(now float64, run []Attrs) {
 	for i := range run {
 		a := &run[i]
 		p := vbrPage{tag: mix(a.KeyTag), value: valueOf(*a), units: unitsOf(a.Bytes)}
-		p.uses, p.turn = v.recall(p.tag, a.Parent)
+		p.uses, p.turn = v.recall(p.tag, a.Parent, true)
 		switch {
 		case a.Parent != 0:
 			p.above = v.near(v.pages.At(uint32(a.Parent)))
@@ -178,7 +181,6 @@ func (v *VBR) Pass(now float64, run []Attrs) {
 				p.turn = before.turn
 			}
 		}
-		v.ghosts.take(p.tag)
 		v.use(tick, &p, false)
 		v.ghosts.put(ghost{tag: p.tag, used: p.used, uses: p.uses, turn: p.turn})
 		before = p
@@ -202,10 +204,14 @@ func (v *VBR) near(p *vbrPage) uint64 {
 	return p.above
 }
 
-// recall is what is known of a page that comes: from its ghost, else from its parent.
-func (v *VBR) recall(tag uint64, parent Ref) (uses, turn uint8) {
+// recall is what is known of a page that comes: from its ghost, which it may take, else from its parent.
+func (v *VBR) recall(tag uint64, parent Ref, take bool) (uses, turn uint8) {
 	if g := v.ghosts.find(tag); g != nil {
-		return g.uses, g.turn
+		uses, turn = g.uses, g.turn
+		if take {
+			*g = ghost{}
+		}
+		return uses, turn
 	}
 	if parent != 0 {
 		switch p := v.pages.At(uint32(parent)); {
@@ -269,9 +275,19 @@ func (v *VBR) list(r Ref, p *vbrPage, doomed bool, share Share) {
 }
 
 func (v *VBR) leaf(t int, r Ref, p *vbrPage) {
-	if p.at[t] == 0 {
-		p.at[t] = v.leaves[t].of(p.flags&vbrDoomed != 0, p.share).push(r, v.leaves[t].maxRefs)
+	if p.at[t] != 0 {
+		return
 	}
+	l := &v.leaves[t]
+	list := l.of(p.flags&vbrDoomed != 0, p.share)
+	at := list.n + 1
+	if list != &l.doomed { // so the list stays in random order, and what lies side by side is a fair draw
+		at = 1 + l.rng.below(at)
+	}
+	if moved := list.push(r, p, at, l.maxRefs); moved != 0 {
+		v.pages.At(uint32(moved)).at[t] = list.n
+	}
+	p.at[t] = at
 }
 
 func (v *VBR) unleaf(t int, p *vbrPage) {
@@ -282,22 +298,34 @@ func (v *VBR) unleaf(t int, p *vbrPage) {
 	}
 }
 
+// refresh copies what has changed of a page to where it is a leaf.
+func (v *VBR) refresh(r Ref, p *vbrPage) {
+	for t, at := range p.at {
+		if at != 0 {
+			v.leaves[t].of(p.flags&vbrDoomed != 0, p.share).list.At(at).set(r, p)
+		}
+	}
+}
+
 // Victims appends victims of t, doomed ones first. It changes nothing.
 func (v *VBR) Victims(now float64, t Tier, need uint64, among *Shares, dst []Victim) []Victim {
 	if t < vbrFirst || t >= NumTiers {
 		return dst
 	}
-	tick, got, first := ticksOf(now), uint64(0), len(dst)
+	got, first := uint64(0), len(dst)
 	doomed := &v.leaves[t-vbrFirst].doomed
 	for i := doomed.n; i > 0; i-- {
-		r := *doomed.list.At(i - 1)
+		r := doomed.list.At(i).ref()
 		dst = append(dst, Victim{r, doomedScore})
 		if got += v.pages.At(uint32(r)).bytes(); got >= need || len(dst)-first == maxVictims {
 			return dst
 		}
 	}
-	d := drawing{v: v, tick: tick, tier: int(t - vbrFirst), rng: splitmix(v.seed ^ mix(v.moves))}
-	d.from.fill(&v.leaves[t-vbrFirst], among)
+	d := drawing{v: v, tick: ticksOf(now), tier: int(t - vbrFirst), from: v.leaves[t-vbrFirst].reader(among), rng: splitmix(v.seed ^ mix(v.moves))}
+	if d.from.total == 0 {
+		return dst
+	}
+	d.from.from(0)
 	d.draw(drawn)
 	for len(dst)-first < maxVictims {
 		x, ok := d.next(dst[first:])
@@ -317,38 +345,49 @@ func (v *VBR) Victims(now float64, t Tier, need uint64, among *Shares, dst []Vic
 // those drawn before.
 type drawing struct {
 	v    *VBR
-	from pick
+	from reader
 	tick uint32
 	tier int
 	rng  splitmix
-	some [drawn]Victim
-	n    int // of them
-	at   int // the next to be replaced
+	some [drawn]candidate
+	n    int  // of them
+	at   int  // the next to be replaced
+	all  bool // were drawn
 }
 
-// draw draws so many pages, or all there are, once.
-func (d *drawing) draw(n int) {
-	if d.from.total <= drawn {
-		for i := d.at; i < int(d.from.total); i++ {
-			d.put(i, uint32(i))
-		}
-		d.at = int(d.from.total)
+type candidate struct {
+	score float64
+	ref   Ref
+	whose uint32 // as of the leaf
+}
+
+// draw draws so many pages, stretch by stretch, or once all, where there are no more than are looked at together.
+func (d *drawing) draw(n uint32) {
+	few := d.from.total <= drawn
+	switch {
+	case d.all:
 		return
+	case few:
+		n, d.all = d.from.total, true
 	}
-	for range n {
-		if d.n < drawn {
-			d.put(d.n, d.rng.below(d.from.total))
-			continue
+	for n > 0 {
+		if !few {
+			d.from.from(d.rng.below(d.from.total))
 		}
-		d.put(d.at, d.rng.below(d.from.total))
-		d.at = (d.at + 1) % drawn
+		some := d.from.next(min(n, stretch))
+		for i := range some {
+			l := &some[i]
+			x := candidate{d.v.score(d.tick, d.tier, l.used, l.class(), l.value), l.ref(), l.whose}
+			if d.n < drawn {
+				d.some[d.n] = x
+				d.n++
+				continue
+			}
+			d.some[d.at] = x
+			d.at = (d.at + 1) % drawn
+		}
+		n -= uint32(len(some))
 	}
-}
-
-func (d *drawing) put(i int, at uint32) {
-	r := d.from.at(at)
-	d.some[i] = Victim{r, d.v.score(d.tick, d.tier, d.v.pages.At(uint32(r)))}
-	d.n = max(d.n, i+1)
 }
 
 func (d *drawing) drop(i int) {
@@ -362,28 +401,32 @@ func (d *drawing) next(taken []Victim) (Victim, bool) {
 	for d.n > 0 {
 		low := 0
 		for i := range d.some[:d.n] {
-			if d.some[i].Score < d.some[low].Score {
+			if d.some[i].score < d.some[low].score {
 				low = i
 			}
 		}
-		if has(taken, d.some[low].Ref) { // drawn twice
+		if has(taken, d.some[low].ref) { // drawn twice
 			d.drop(low)
 			continue
 		}
-		level, tenant := d.some[low].Score, d.v.pages.At(uint32(d.some[low].Ref)).tenant
+		level, tenant := d.some[low].score, d.some[low].whose>>1
 		best, least := low, math.Inf(1)
-		for i, x := range d.some[:d.n] {
-			p := d.v.pages.At(uint32(x.Ref))
-			if p.tenant != tenant {
+		for i := range d.some[:d.n] {
+			x := &d.some[i]
+			if x.whose>>1 != tenant {
 				continue
 			}
-			if s := p.leaning(d.tick, float64(x.Score)); s < least && !has(taken, x.Ref) {
+			s := x.score
+			if x.whose&1 != 0 {
+				s = d.v.pages.At(uint32(x.ref)).leaning(d.tick, s)
+			}
+			if s < least && !has(taken, x.ref) {
 				best, least = i, s
 			}
 		}
-		r := d.some[best].Ref
+		r := d.some[best].ref
 		d.drop(best)
-		return Victim{r, level}, true
+		return Victim{r, Score(level)}, true
 	}
 	return Victim{}, false
 }
@@ -397,12 +440,13 @@ func has(vs []Victim, r Ref) bool {
 	return false
 }
 
-func (v *VBR) score(tick uint32, t int, p *vbrPage) Score {
-	value := max(p.value-v.loading[t], p.value/leastOfValue)
-	if p.value == 0 {
+func (v *VBR) score(tick uint32, t int, used uint32, class uint8, value float32) float64 {
+	if value == 0 {
 		value = v.sample.typical()
+	} else {
+		value = max(value-v.loading[t], value/leastOfValue)
 	}
-	return Score(v.sample.score(v.sample.mode, tick, p.used, p.class, value) / unitBytes)
+	return v.sample.score(v.sample.mode, tick, used, class, value) / unitBytes
 }
 
 // Worth of a page as a victim, or of one about to be published.
@@ -415,15 +459,15 @@ func (v *VBR) Worth(now float64, r Ref, t Tier, a Attrs) Score {
 	}
 	tick := ticksOf(now)
 	if p := v.pages.At(uint32(r)); r != 0 && p.flags&vbrKnown != 0 {
-		return v.score(tick, int(t-vbrFirst), p)
+		return Score(v.score(tick, int(t-vbrFirst), p.used, p.class, p.value))
 	}
 	if v.sample.mode != modeStrict {
 		return MaxScore
 	}
 	p := vbrPage{tag: mix(a.KeyTag), value: valueOf(a), units: unitsOf(a.Bytes), used: tick}
-	p.uses, p.turn = v.recall(p.tag, a.Parent)
+	p.uses, p.turn = v.recall(p.tag, a.Parent, false)
 	p.class = classOf(p.uses+uint8(min(1, math.MaxUint8-int(p.uses))), p.turn)
-	return v.score(tick, int(t-vbrFirst), &p)
+	return Score(v.score(tick, int(t-vbrFirst), p.used, p.class, p.value))
 }
 
 // FootprintBytes is the memory touched.

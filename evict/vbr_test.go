@@ -50,6 +50,7 @@ func TestVBRAgainstAModel(t *testing.T) {
 					p.evictable[tier] = ok
 				}
 			}
+			v.checkLeaves(t.Fatalf)
 			var some Shares
 			for _, x := range []Share{0, 1, 200, 255} {
 				some.Set(x, rapid.Bool().Draw(t, "in"))
@@ -232,7 +233,7 @@ func TestVBRFootprint(t *testing.T) {
 		v.SetEvictable(r, Host, true)
 		v.SetEvictable(r, Disk, true)
 	}
-	if per := float64(v.FootprintBytes()-empty) / n; per < 56+128 || per > 56+2*4+2*128+32 {
+	if per := float64(v.FootprintBytes()-empty) / n; per < 56+128 || per > 56+2*16+2*128+32 {
 		t.Errorf("%.0f bytes a page", per)
 	}
 	if empty > 1<<20 {
