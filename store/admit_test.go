@@ -60,3 +60,73 @@ func TestFullTierKeepsWhatIsWorthMore(t *testing.T) {
 		})
 	}
 }
+
+// humble is LRU that finds a page worth less than all others where it may not go from a tier: because it is not there.
+type humble struct {
+	*evict.LRU
+	leaves map[humbleLeaf]bool
+}
+
+type humbleLeaf struct {
+	ref evict.Ref
+	t   evict.Tier
+}
+
+func (p humble) SetEvictable(ref evict.Ref, t evict.Tier, ok bool) {
+	p.leaves[humbleLeaf{ref, t}] = ok
+	p.LRU.SetEvictable(ref, t, ok)
+}
+
+func (p humble) Worth(now float64, ref evict.Ref, t evict.Tier, a evict.Attrs) evict.Score {
+	if ref != 0 && !p.leaves[humbleLeaf{ref, t}] {
+		return -0.5
+	}
+	return p.LRU.Worth(now, ref, t, a)
+}
+
+// A full disk keeps what is worth more than what is written behind, and memory what is worth more than what is read from
+// disk; what is durable is taken, every read is served, and what is not on disk is lost with its eviction from memory alone.
+func TestTiersKeepWhatIsWorthMore(t *testing.T) {
+	f := storetest.New(t, storetest.Options{
+		CapacityBytes: 8 << 20, Disk: &storetest.Disk{CapacityBytes: 32 << 20},
+		NewPolicy: func(int) evict.Policy { return humble{evict.NewLRU(1 << 16), map[humbleLeaf]bool{}} },
+	})
+	const chains = 160 // of 512 KiB: more than twice the disk
+	lead := func(i int) int {
+		_, n := exists(t, f, storetest.Chain(fmt.Sprint("q", i), 8), whole)
+		return n
+	}
+	for i := range chains {
+		mustPublish(t, f, storetest.Chain(fmt.Sprint("q", i), 8), whole)
+		settle(t, f)
+	}
+	disk := func() core.TierTotals { return f.Store.Status().Totals.Tiers[evict.Disk] }
+	if d := disk(); d.Evicted*8 > d.NotWorth || d.Extents == 0 { // cleaning drops some
+		t.Fatalf("%d pages left the disk, %d copies were not worth it, %d are there", d.Evicted, d.NotWorth, d.Extents)
+	}
+	early, late := 0, 0 // of as many chains as the disk is full of, and of those after them
+	for i := range chains {
+		n := lead(i)
+		if n > 0 {
+			wantPages(t, f, storetest.Chain(fmt.Sprint("q", i), 8)[:32*n], whole, nil)
+		}
+		if i < 48 {
+			early += n
+		} else if i < 96 {
+			late += n
+		}
+	}
+	if early < 48*8/2 || late >= early {
+		t.Errorf("%d pages are left of those that came first, %d of those after them", early, late)
+	}
+	if f.Store.Status().Totals.Tiers[evict.Host].NotWorth == 0 {
+		t.Error("all that was read from disk stayed in memory")
+	}
+	durable := storetest.Chain("durable", 8)
+	mustPublishDurable(t, f, durable)
+	if disk().Evicted == 0 {
+		t.Error("nothing gave way to what is durable")
+	}
+	f.Restart(t)
+	wantPages(t, f, durable, whole, nil)
+}

@@ -151,8 +151,10 @@ func (w *diskWriter) write(batch []diskWrite) {
 		var to tier.Region
 		if why == reason.None {
 			var err error
-			who := seeker{tenant: w.s.tenantOf(q.t.Namespace, q.t.Epoch)}
-			if to, err = w.s.allocOne(evict.Disk, tier.Class{Bytes: from.Bytes}, tier.Owner{Shard: q.sh.id, Extent: q.t.Into}, total, who); err != nil {
+			who := seeker{w.s.tenantOf(q.t.Namespace, q.t.Epoch), true, q.t.Worth}
+			if !w.follows(q) {
+				why = reason.NotWorth
+			} else if to, err = w.s.allocOne(evict.Disk, tier.Class{Bytes: from.Bytes}, tier.Owner{Shard: q.sh.id, Extent: q.t.Into}, total, who); err != nil {
 				why = allocReason(err)
 			}
 		}
@@ -177,6 +179,17 @@ func (w *diskWriter) write(batch []diskWrite) {
 		w.d.Submit(ops)
 	}
 	w.checkWritable()
+}
+
+// follows says whether what a judged transfer stands on is on disk, or was not refused: what was before it in the queue has
+// been answered, or is being written.
+func (w *diskWriter) follows(q diskWrite) bool {
+	if q.t.Worth == evict.MaxScore {
+		return true
+	}
+	q.sh.mu.RLock()
+	defer q.sh.mu.RUnlock()
+	return q.sh.core.Follows(q.t.ID)
 }
 
 // finish tells the core how a transfer ended.

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/quire-kv/quire/evict"
@@ -16,6 +17,9 @@ import (
 //
 //	Read ──> parts on disk ──Promote──> Transfer ──> host place, disk read, sums ──TransferDone──> Landed
 //	Page(i) waits for its own parts only, so that the first pages leave while later ones are on their way
+//
+// What is worth less than all that memory would have to drop for it is copied too, but does not stay: as much room as the
+// Reads under way need serves one after the other.
 
 // maxLoadWait bounds how long Page waits for a disk.
 const maxLoadWait = 30 * time.Second
@@ -74,7 +78,14 @@ func (s *Store) promote(sh *shard, transfers []core.Transfer) {
 			s.step(sh, core.TransferDone{ID: t.ID, Err: reason.Absent})
 			continue
 		}
-		to, err := s.allocOne(evict.Host, s.classOf(t.Namespace, t.Epoch, from.Bytes), tier.Owner{Shard: sh.id, Extent: t.Into}, total, seeker{tenant: s.tenantOf(t.Namespace, t.Epoch)})
+		class, owner := s.classOf(t.Namespace, t.Epoch, from.Bytes), tier.Owner{Shard: sh.id, Extent: t.Into}
+		who := seeker{s.tenantOf(t.Namespace, t.Epoch), true, t.Worth}
+		to, err := s.allocOne(evict.Host, class, owner, total, who)
+		passing := errors.Is(err, errNotWorth)
+		if passing { // it is read all the same, and what it displaces is room for the next such
+			who.judge = false
+			to, err = s.allocOne(evict.Host, class, owner, uint64(tier.RoundUp(from.Bytes)), who)
+		}
 		if err != nil {
 			s.step(sh, core.TransferDone{ID: t.ID, Err: allocReason(err)})
 			continue
@@ -84,7 +95,7 @@ func (s *Store) promote(sh *shard, transfers []core.Transfer) {
 		s.loads[t.From.Tier].begin(s.clock.Now())
 		ops[t.From.Tier] = append(ops[t.From.Tier], tier.Op{Region: from, Memory: to.Memory, Done: func(err error) {
 			defer s.leave()
-			s.promoted(sh, t, to, err)
+			s.promoted(sh, t, to, passing, err)
 		}})
 	}
 	for t, list := range ops {
@@ -95,7 +106,7 @@ func (s *Store) promote(sh *shard, transfers []core.Transfer) {
 }
 
 // promoted verifies what came and files it, or gives its place back.
-func (s *Store) promoted(sh *shard, t core.Transfer, to tier.Region, err error) {
+func (s *Store) promoted(sh *shard, t core.Transfer, to tier.Region, passing bool, err error) {
 	why := reason.None
 	came := uint64(to.Bytes)
 	if err != nil {
@@ -110,7 +121,7 @@ func (s *Store) promoted(sh *shard, t core.Transfer, to tier.Region, err error) 
 	}
 	if why == reason.None {
 		s.counts.promoted.Add(uint64(to.Bytes))
-		s.step(sh, core.TransferDone{ID: t.ID, To: placeOf(evict.Host, to)})
+		s.step(sh, core.TransferDone{ID: t.ID, To: placeOf(evict.Host, to), Passing: passing})
 		return
 	}
 	s.o.Tiers[evict.Host].Free(to)

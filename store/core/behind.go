@@ -1,14 +1,17 @@
 package core
 
 import (
+	"runtime"
+
 	"github.com/quire-kv/quire/evict"
 )
 
-// behindQueue holds pages that were committed and are not on Disk yet, in the order of their commits.
+// behindQueue holds pages that were committed and are not on Disk yet: a heap, of which the first is worth most there.
+// What a page is worth is that of the last look.
 type behindQueue struct {
 	items  []behindPage
-	head   int
 	max    int
+	seq    uint64
 	bytes  uint64 // of all
 	missed bool   // some page found the queue full
 }
@@ -16,29 +19,74 @@ type behindQueue struct {
 type behindPage struct {
 	ref   PageRef
 	bytes uint64 // in Host when it was queued
+	worth evict.Score
+	seq   uint64 // of pages worth the same the first queued is first
 }
 
-func (q *behindQueue) len() int    { return len(q.items) - q.head }
-func (q *behindQueue) empty() bool { return q.len() == 0 }
+func (q *behindQueue) len() int    { return len(q.items) }
+func (q *behindQueue) empty() bool { return len(q.items) == 0 }
 
-// push is false when the queue is full.
-func (q *behindQueue) push(p behindPage) bool {
-	if q.len() >= q.max {
+// push queues a page. A full queue keeps it in place of its last, which is among the least, or not at all: left names what
+// is not queued.
+func (q *behindQueue) push(p behindPage) (left PageRef, full bool) {
+	q.seq++
+	p.seq = q.seq
+	if full = len(q.items) >= q.max; full {
 		q.missed = true
-		return false
-	}
-	if q.head > 64 && q.head > len(q.items)/2 {
-		q.items = append(q.items[:0], q.items[q.head:]...)
-		q.head = 0
+		last := q.items[len(q.items)-1]
+		if p.worth <= last.worth {
+			return p.ref, true
+		}
+		left = last.ref
+		q.bytes -= last.bytes
+		q.items = q.items[:len(q.items)-1]
 	}
 	q.items = append(q.items, p)
 	q.bytes += p.bytes
-	return true
+	for i := len(q.items) - 1; i > 0 && q.before(i, (i-1)/2); i = (i - 1) / 2 {
+		q.swap(i, (i-1)/2)
+	}
+	return left, full
+}
+
+// lower notes that the first is worth less now, and says whether it is the first still.
+func (q *behindQueue) lower(worth evict.Score) bool {
+	seq := q.items[0].seq
+	q.items[0].worth = worth
+	q.down()
+	return q.items[0].seq == seq
 }
 
 func (q *behindQueue) pop() {
-	q.bytes -= q.items[q.head].bytes
-	q.head++
+	q.bytes -= q.items[0].bytes
+	last := len(q.items) - 1
+	q.items[0] = q.items[last]
+	q.items = q.items[:last]
+	q.down()
+}
+
+func (q *behindQueue) before(i, j int) bool {
+	a, b := &q.items[i], &q.items[j]
+	return a.worth > b.worth || a.worth == b.worth && a.seq < b.seq
+}
+
+func (q *behindQueue) swap(i, j int) { q.items[i], q.items[j] = q.items[j], q.items[i] }
+
+// down moves the first to where it belongs.
+func (q *behindQueue) down() {
+	for i := 0; ; {
+		best := i
+		for c := 2*i + 1; c <= 2*i+2 && c < len(q.items); c++ {
+			if q.before(c, best) {
+				best = c
+			}
+		}
+		if best == i {
+			return
+		}
+		q.swap(i, best)
+		i = best
+	}
 }
 
 // queueBehind queues a page once, for all of its extents.
@@ -47,11 +95,15 @@ func (s *Shard) queueBehind(i uint32) {
 	if !s.o.WriteBehind || p.has(flagQueued) {
 		return
 	}
-	if !s.behind.push(behindPage{p.ref(i), s.pageBytes(p)[evict.Host]}) {
-		s.totals.BehindRefused++
+	p.set(flagQueued, true)
+	left, full := s.behind.push(behindPage{ref: p.ref(i), bytes: s.pageBytes(p)[evict.Host], worth: s.worthIn(i, evict.Disk)})
+	if !full {
 		return
 	}
-	p.set(flagQueued, true)
+	s.totals.BehindRefused++
+	if q := s.pages.At(left.Slot); q.gen == left.Gen {
+		q.set(flagQueued, false)
+	}
 }
 
 // tellBehind asks for a WriteBehind when there is something for it to do.
@@ -76,13 +128,19 @@ func (s *Shard) tierState(ev *TierState) {
 	}
 }
 
-// writeBehind starts to copy about so many bytes of what is queued. Before a page go those of its ancestors that are not on
-// Disk either: what lies there is always a prefix, but for what a Persist named.
+// writeBehind starts to copy about so many bytes of what is queued, the worthiest first. Before a page go those of its
+// ancestors that are not on Disk either: what lies there is always a prefix, but for what a Persist named. They are judged
+// as one, by the best of them:
+//
+//	WriteBehind --> Transfer{Worth: the best of the path} --no place--> Reclaim{Judge, Worth}
+//	                                                   \ the next victim scores more, or the parent was refused:
+//	                                                     TransferDone{NotWorth}; queued again when it is used
 func (s *Shard) writeBehind(ev *WriteBehind) {
 	if s.readOnly[evict.Disk] {
 		return
 	}
 	for sent := uint64(0); sent < ev.Bytes && !s.behind.empty(); {
+		s.worthiestFirst()
 		n, done := s.writeFirst(ev.Bytes - sent)
 		sent += n
 		if done {
@@ -103,12 +161,13 @@ const maxBehindPath = 1 << 16
 // writeFirst starts to copy the first page of the queue and what must come before; done is false when the bytes were used
 // up by its ancestors. A page whose parent cannot be on Disk is not written.
 func (s *Shard) writeFirst(bytes uint64) (sent uint64, done bool) {
-	ref := s.behind.items[s.behind.head].ref
+	ref := s.behind.items[0].ref
 	p := s.pages.At(ref.Slot)
 	if p.gen != ref.Gen || !p.has(flagQueued) {
 		return 0, true
 	}
 	s.path = s.path[:0]
+	worth := evict.Score(0)
 	prefix := s.families.at(p.family).geo.Parents == ParentPrefix
 	for i := ref.Slot; i != 0 && (i == ref.Slot || !s.pages.At(i).has(nearIn(evict.Disk))); i = s.pages.At(i).parent {
 		if !s.worthWriting(i) || len(s.path) == maxBehindPath {
@@ -119,17 +178,42 @@ func (s *Shard) writeFirst(bytes uint64) (sent uint64, done bool) {
 			return 0, true
 		}
 		s.path = append(s.path, i)
+		worth = max(worth, s.worthIn(i, evict.Disk))
 	}
 	for n := len(s.path) - 1; n >= 0; n-- {
 		if sent >= bytes {
 			return sent, false
 		}
-		sent += s.copyToDisk(s.path[n])
+		sent += s.copyToDisk(s.path[n], worth)
 	}
 	if p.gen == ref.Gen {
 		p.set(flagQueued, false)
 	}
 	return sent, true
+}
+
+// maxBehindLooks bounds how many pages are looked at anew to find the worthiest: all were worth more when they were queued.
+const maxBehindLooks = 64
+
+// worthiestFirst brings a page to the head of the queue that is worth most there now.
+func (s *Shard) worthiestFirst() {
+	for range maxBehindLooks {
+		first := s.behind.items[0]
+		if p := s.pages.At(first.ref.Slot); p.gen != first.ref.Gen || !p.has(flagQueued) {
+			return
+		}
+		if w := s.worthIn(first.ref.Slot, evict.Disk); w >= first.worth || s.behind.lower(w) {
+			return
+		}
+	}
+}
+
+// worthIn is what a committed page scores in a tier, or would.
+func (s *Shard) worthIn(i uint32, t evict.Tier) evict.Score {
+	p := s.pages.At(i)
+	f := s.families.at(p.family)
+	n := s.tally(p, f.ep)
+	return s.o.Policy.Worth(seconds(s.now), evict.Ref(i), t, s.attrs(p, f, &n))
 }
 
 // worthWriting says whether a page is there and would not be evicted first.
@@ -144,14 +228,28 @@ func (s *Shard) worthWriting(i uint32) bool {
 }
 
 // copyToDisk starts to copy what is not on Disk of a page and says how many bytes that is.
-func (s *Shard) copyToDisk(i uint32) (sent uint64) {
+func (s *Shard) copyToDisk(i uint32, worth evict.Score) (sent uint64) {
 	s.eachMissing(i, s.pages.At(i), func(x uint32) {
 		before := s.nextID
-		if t, _ := s.startCopy(x, evict.Disk); t != nil && t.id > before {
+		if t, _ := s.startCopy(x, evict.Disk, worth); t != nil && t.id > before {
 			sent += s.extents.At(x).held()
 		}
 	})
 	return sent
+}
+
+// Follows says whether the parent of what a Transfer brings to Disk is there, or on its way, where every page before is
+// needed. Where it is not, it was refused a place meanwhile, and the runtime refuses this too.
+func (s *Shard) Follows(id uint64) bool {
+	ok := true
+	if t := s.transfers[id]; t != nil && t.from != t.into {
+		if x := s.extents.At(t.from); x.listed() {
+			p := s.pages.At(x.owner)
+			ok = p.parent == 0 || s.families.at(p.family).geo.Parents != ParentPrefix || s.pages.At(p.parent).has(nearIn(t.to))
+		}
+	}
+	runtime.KeepAlive(s)
+	return ok
 }
 
 // eachMissing calls f with the best copy of each accepted extent of a page that has none on Disk. f may evict other

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -174,24 +175,193 @@ func TestWriteBehindTriesAgain(t *testing.T) {
 	w.check()
 }
 
-// The queue is bounded and reuses its memory.
-func TestBehindQueue(t *testing.T) {
-	q := behindQueue{max: 100}
-	for i := range uint32(100_000) {
-		if !q.push(behindPage{ref: PageRef{Slot: i}, bytes: 2}) {
-			t.Fatal("full")
-		}
-		if q.len() == 100 {
-			if q.push(behindPage{}) || !q.missed {
-				t.Fatal("more than its bound")
+// A Disk that is full takes what is worth more than its next victim, parents with their children: what is worth less stays
+// in Host, is counted, and is offered again when it is used. What is to be durable is not judged.
+func TestWriteBehindIsJudged(t *testing.T) {
+	w, f := behindWorld(t, Options{Policy: newToyPolicy(byDeclared)})
+	write := func() {
+		w.do(WriteBehind{Bytes: 1 << 40})
+		w.finishTransfers()
+		w.check()
+	}
+	publish := func(c, from int, flops ...float64) {
+		w.publishView(w.declaring(f, c, from, flops...))
+	}
+	wantIn := func(what string, want ...string) {
+		t.Helper()
+		for c, in := range want {
+			if got := w.tiersOf(f, c, 0); in != "" && got != in {
+				t.Errorf("%s: chain %d in %q, want %q", what, c, got, in)
 			}
-			if first := q.items[q.head].ref.Slot; first != i-99 {
-				t.Fatalf("first is %d after %d", first, i)
-			}
-			q.pop()
 		}
 	}
-	if q.len() != 99 || q.bytes != 198 || cap(q.items) > 1000 {
-		t.Errorf("%d pages of %d bytes in room for %d", q.len(), q.bytes, cap(q.items))
+	w.disk.capacity = 3 * 12288
+	for c, flops := range []float64{50, 10, 40} {
+		publish(c, 0, flops)
+	}
+	w.do(WriteBehind{Bytes: 1})
+	if len(w.transfers) != 1 || w.transfers[0].Worth != 50 {
+		t.Fatalf("not the worthiest first: %+v", w.transfers)
+	}
+	w.finishTransfers()
+	write()
+	wantIn("into an empty disk", "host disk", "host disk", "host disk")
+
+	publish(3, 0, 5)
+	publish(4, 0, 20)
+	write()
+	wantIn("against 10", "host disk", "host", "host disk", "host", "host disk")
+	if n := w.s.Totals(); n.Tiers[evict.Disk].NotWorth != 1 || n.Behind != 0 {
+		t.Errorf("%d not worth it, %d queued", n.Tiers[evict.Disk].NotWorth, n.Behind)
+	}
+	write()
+	wantIn("again", "", "", "", "host", "")
+
+	slot := w.s.index.find(fingerprintOf(testHash(3, 0), w.s.o.FingerprintKey), w.s.families.ids[f])
+	w.s.pages.At(slot).declared = 45
+	w.do(Touch{Ticket: w.ticket(), Runs: []Run{chain(f, 3, 0, 1)}})
+	if w.behindBytes() != 12288 {
+		t.Error("what is used is not offered again")
+	}
+	write()
+	wantIn("used", "host disk", "host", "host disk", "host disk", "host")
+
+	// A run goes as one, by its best, and not at all without its beginning.
+	publish(5, 0, 1, 2, 60)
+	write()
+	if w.tiersOf(f, 5, 0) != "host disk" || w.tiersOf(f, 5, 2) != "host disk" {
+		t.Errorf("a run with one dear page: %q %q %q", w.tiersOf(f, 5, 0), w.tiersOf(f, 5, 1), w.tiersOf(f, 5, 2))
+	}
+	publish(6, 0, 1, 2, 3)
+	w.do(WriteBehind{Bytes: 1 << 40})
+	w.finishTransfer(0, reason.None)
+	w.disk.capacity += 12288 // room for its child; without its parent it is not taken
+	w.finishTransfers()
+	w.check()
+	if w.tiersOf(f, 6, 1) != "host" || w.tiersOf(f, 6, 2) != "host" {
+		t.Errorf("in %q and %q without what is before", w.tiersOf(f, 6, 1), w.tiersOf(f, 6, 2))
+	}
+
+	a := w.persist(f, 6, 0, 3)
+	w.finishTransfers()
+	if r := w.reply(a); r.Results[0].Outcome != Committed || r.Results[2].Outcome != Committed {
+		t.Errorf("durable: %s %s", show(r.Results[0]), show(r.Results[2]))
+	}
+	w.check()
+}
+
+// A page that is to be durable while it is written behind, and refused, is written all the same.
+func TestDurableWaitsForNoJudgement(t *testing.T) {
+	w, f := behindWorld(t, Options{Policy: newToyPolicy(byDeclared)})
+	w.disk.capacity = 12288
+	w.publishView(w.declaring(f, 0, 0, 50))
+	w.do(WriteBehind{Bytes: 1 << 40})
+	w.finishTransfers()
+	w.publishView(w.declaring(f, 1, 0, 5))
+	w.do(WriteBehind{Bytes: 1 << 40})
+	a := w.persist(f, 1, 0, 1)
+	w.finishTransfer(0, reason.None)
+	if len(w.transfers) != 1 || w.transfers[0].Worth != evict.MaxScore {
+		t.Fatalf("refused and not begun again: %+v", w.transfers)
+	}
+	w.check()
+	w.finishTransfers()
+	if r := w.reply(a); r.Results[0].Outcome != Committed || w.tiersOf(f, 1, 0) != "host disk" {
+		t.Errorf("%s, in %q", show(r.Results[0]), w.tiersOf(f, 1, 0))
+	}
+	w.check()
+
+	w.publishView(w.declaring(f, 2, 0, 1))
+	w.do(WriteBehind{Bytes: 1 << 40})
+	b := w.persist(f, 2, 0, 1)
+	w.do(Delete{Ticket: w.ticket(), Runs: []Run{chain(f, 2, 0, 1)}})
+	w.finishTransfers()
+	if r := w.reply(b); r.Results[0].Outcome != Refused {
+		t.Errorf("deleted meanwhile: %s", show(r.Results[0]))
+	}
+	w.check()
+}
+
+// What is read from Disk and worth less than all that Host would drop for it serves its Reads, and goes with them.
+func TestPromotionIsJudged(t *testing.T) {
+	w, f := behindWorld(t, Options{Policy: newToyPolicy(byDeclared)})
+	w.publishView(w.declaring(f, 0, 0, 5, 6))
+	w.do(WriteBehind{Bytes: 1 << 40})
+	w.finishTransfers()
+	w.reclaimAll(evict.Host)
+	w.tier.capacity = 3 * 12288
+	w.publishView(w.declaring(f, 1, 0, 1, 50, 60))
+	for _, want := range []string{"disk", "host disk"} { // the second time what went for the first has left room
+		r := w.read(f, 1, LeaseID{}, page.View{}, 0, 0, 2)
+		w.promote(r)
+		w.finishTransfers()
+		if len(w.landed) != 2 || w.landed[0].Err != reason.None || w.landed[1].Err != reason.None {
+			t.Fatalf("landed %+v", w.landed)
+		}
+		w.check()
+		w.readDone(r.Ticket)
+		w.check()
+		if w.tiersOf(f, 0, 0) != want || w.tiersOf(f, 0, 1) != want {
+			t.Errorf("in %q and %q, want %q", w.tiersOf(f, 0, 0), w.tiersOf(f, 0, 1), want)
+		}
+	}
+	if n := w.s.Totals().Tiers[evict.Host]; n.NotWorth != 2 || n.Evicted != 2+2 {
+		t.Errorf("%d did not stay, %d pages were evicted", n.NotWorth, n.Evicted)
+	}
+}
+
+// The queue is bounded, reuses its memory, gives the worthiest first, the first queued of those worth the same, and when
+// full leaves out what is worth less than its last.
+func TestBehindQueue(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	q := behindQueue{max: 100}
+	model := map[uint32]behindPage{}
+	best := func() (b behindPage) {
+		for _, p := range model {
+			if b.ref.Slot == 0 || p.worth > b.worth || p.worth == b.worth && p.ref.Slot < b.ref.Slot {
+				b = p
+			}
+		}
+		return b
+	}
+	left := 0
+	for i := uint32(1); i <= 20_000; i++ {
+		p := behindPage{ref: PageRef{Slot: i}, bytes: uint64(r.IntN(9)), worth: evict.Score(r.IntN(50))}
+		before := q.len()
+		out, full := q.push(p)
+		model[i] = p
+		if full != (before == 100) || full != (out.Slot != 0) || full && !q.missed {
+			t.Fatalf("page %d into %d: left out %v, %v", i, before, out, full)
+		}
+		if full {
+			if model[out.Slot].worth > p.worth {
+				t.Fatalf("%v is left out for %v", model[out.Slot], p)
+			}
+			left++
+			delete(model, out.Slot)
+		}
+		for r.IntN(100) < 49 && !q.empty() {
+			b := best()
+			if q.items[0].ref != b.ref || q.items[0].worth != b.worth {
+				t.Fatalf("first is %v, want %v", q.items[0], b)
+			}
+			if r.IntN(3) == 0 {
+				b.worth = max(b.worth-evict.Score(r.IntN(20)), 0)
+				model[b.ref.Slot] = b
+				if first := q.lower(b.worth); first != (best().ref == b.ref) {
+					t.Fatalf("%v is first: %v, want %v", b, first, best())
+				}
+				continue
+			}
+			q.pop()
+			delete(model, b.ref.Slot)
+		}
+	}
+	var bytes uint64
+	for _, p := range model {
+		bytes += p.bytes
+	}
+	if q.len() != len(model) || q.bytes != bytes || cap(q.items) > 1000 || left == 0 {
+		t.Errorf("%d pages of %d bytes in room for %d, want %d of %d; %d left out", q.len(), q.bytes, cap(q.items), len(model), bytes, left)
 	}
 }

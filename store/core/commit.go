@@ -14,7 +14,6 @@ func (s *Shard) commit(ev *Commit) {
 		return
 	}
 	r := Reply{Ticket: ev.Ticket, Token: ev.Token, Results: make([]Result, len(ev.Pages))}
-	idle := s.behind.empty()
 	for j, i := range ev.Pages {
 		r.Results[j] = s.commitPage(pub, i)
 	}
@@ -24,9 +23,6 @@ func (s *Shard) commit(ev *Commit) {
 		r.Until, r.TTL = pub.until, pub.until.Sub(s.now)
 	}
 	s.replyPublish(r)
-	if idle {
-		s.tellBehind()
-	}
 }
 
 func (s *Shard) commitPage(pub *publication, i uint32) Result {

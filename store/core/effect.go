@@ -62,6 +62,8 @@ type (
 		To        evict.Tier
 		Expiry    clock.Wall // of the page, for a durable tier's note
 		Lineage   []uint16   // interned provenances that the extent rests on; immutable
+		// Worth is what a copy may take the place of: of what scores no more. MaxScore: it is not judged.
+		Worth evict.Score
 	}
 	// Landed answers Promote: Copy is in Host at Place and pinned by the Read until ReadDone, or Err says why not.
 	Landed struct {

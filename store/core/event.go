@@ -217,8 +217,8 @@ type (
 		Run    Run
 		View   page.View // zero: the whole page
 	}
-	// WriteBehind asks for Transfers to Disk of about Bytes of what commits queued, parents before their children.
-	// What is doomed, or whose parent cannot be there, is left out. Ends with a Behind if some is left.
+	// WriteBehind asks for Transfers to Disk of about Bytes of what commits and uses queued, the worthiest first, parents
+	// before their children. What is doomed, or whose parent cannot be there, is left out. Ends with a Behind if some is left.
 	WriteBehind struct{ Bytes uint64 }
 	// Restore files copies on Disk that it kept from earlier lives of the process, the least recently used first, parents
 	// and children in any order; answered by Restored. Namespaces must be known before, and Settle must follow before
@@ -244,11 +244,14 @@ type (
 		Tier    evict.Tier
 		Loading evict.Loading
 	}
-	// TransferDone answers Transfer. On success To is the new place; what is not needed of the two is freed by the core.
+	// TransferDone answers Transfer. On success To is the new place; what is not needed of the two is freed by the core. Err
+	// is NotWorth where all that could go is worth more than Transfer.Worth.
 	TransferDone struct {
 		ID  uint64
 		To  Place
 		Err reason.Reason
+		// Passing: all that could go from Host is worth more; the copy has its place for those who wait for it alone.
+		Passing bool
 	}
 	// TenantsChanged says that guarantees of tenants were set in the Ledger: pages move to other leaf sets in the next
 	// sweep.

@@ -271,6 +271,8 @@ func (d *driver) finishMove() {
 	why := reason.None
 	if d.chance("fails", 20) {
 		why = reason.Corrupt
+	} else if d.chance("not worth it", 20) {
+		why = reason.NotWorth
 	}
 	d.prepare(TransferDone{ID: tr.ID})
 	d.w.finishTransfer(i, why)

@@ -344,11 +344,17 @@ func (s *Shard) slotsOf(r *Run, family uint32, hashBytes int) []uint32 {
 	return s.slots
 }
 
-// touchRun records a use of pages.
+// touchRun records a use of pages. One that is not on Disk may be worth it now.
 func (s *Shard) touchRun(slots []uint32) {
 	for _, i := range slots {
-		if i != 0 && s.pages.At(i).has(flagCommitted) {
+		if i == 0 {
+			continue
+		}
+		if p := s.pages.At(i); p.has(flagCommitted) {
 			s.o.Policy.Touch(seconds(s.now), evict.Ref(i))
+			if s.o.WriteBehind && !p.has(flagQueued|nearIn(evict.Disk)) {
+				s.queueBehind(i)
+			}
 		}
 	}
 }

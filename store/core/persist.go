@@ -76,7 +76,7 @@ func (s *Shard) persistPage(d *delayed, j int, i uint32, v page.View) {
 		if s.extents.At(x).view.Intersect(v).Empty() {
 			return
 		}
-		t, why := s.startCopy(x, evict.Disk)
+		t, why := s.startCopy(x, evict.Disk, evict.MaxScore)
 		if t == nil {
 			r.Outcome, r.Reason = Refused, why
 			return

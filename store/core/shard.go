@@ -188,7 +188,11 @@ func (p *recordPool[T]) give(slot uint32) {
 func (s *Shard) Step(now clock.Instant, wall clock.Wall, ev Event, out []Effect) []Effect {
 	s.now, s.wall, s.out = now, wall, out
 	s.expireTenures()
+	idle := s.behind.empty()
 	s.apply(ev)
+	if idle {
+		s.tellBehind()
+	}
 	s.resize()
 	s.wake()
 	out, s.out = s.out, nil

@@ -237,7 +237,16 @@ func (m *simulation) tierStep(i int) {
 	switch n := m.rnd.IntN(100); {
 	case n < 40:
 		if k := len(w.transfers); k > 0 {
-			w.finishTransfer(m.rnd.IntN(k), []reason.Reason{reason.None, reason.None, reason.None, reason.Busy, reason.Corrupt}[m.rnd.IntN(5)])
+			before := w.s.totals.Tiers
+			w.finishTransfer(m.rnd.IntN(k), []reason.Reason{reason.None, reason.None, reason.None, reason.Busy, reason.Corrupt, reason.NotWorth}[m.rnd.IntN(6)])
+			for t := range before {
+				if w.s.totals.Tiers[t].NotWorth > before[t].NotWorth {
+					m.marks["not worth "+evict.Tier(t).String()]++
+				}
+			}
+			if len(w.transfers) == k {
+				m.marks["again, not judged"]++
+			}
 		}
 	case n < 55:
 		w.do(WriteBehind{Bytes: uint64(1 + m.rnd.IntN(100000))})
@@ -405,7 +414,7 @@ var reachMarks = []string{
 	"miss lease_expired", "ok none", "call stale_token", "removed none", "removed absent", "removed expired",
 	"removed corrupt", "removed retired", "removed provenance", "move refused", "call lease_expired",
 	"transfer host to disk", "transfer disk to host", "transfer disk to disk", "transfer host to host", "landed none", "landed busy",
-	"landed corrupt", "behind", "restart", "restored", "removed from disk none", "removed from disk absent", "removed from disk expired",
+	"landed corrupt", "behind", "not worth host", "not worth disk", "again, not judged", "restart", "restored", "removed from disk none", "removed from disk absent", "removed from disk expired",
 	"removed from disk provenance", "removed from disk corrupt", "guarantee set", "guarantee refused", "refused quota_exceeded",
 }
 
@@ -419,7 +428,7 @@ func TestLeafSetOfALongLife(t *testing.T) {
 }
 
 func TestSimulation(t *testing.T) {
-	seeds := []uint64{1, 2, 3, 4}
+	seeds := []uint64{1, 2, 3, 4, 7}
 	steps := 3000
 	if *seedFlag != 0 {
 		seeds = []uint64{*seedFlag}

@@ -83,13 +83,8 @@ func (s *Shard) tick() {
 	s.lastWake = never
 	s.giveUpIncomplete()
 	s.sweep.start(s.now, s.wall)
-	if s.sweep.cursor == 0 {
-		return
-	}
-	idle := s.behind.empty()
-	s.sweepSome()
-	if idle {
-		s.tellBehind()
+	if s.sweep.cursor != 0 {
+		s.sweepSome()
 	}
 }
 

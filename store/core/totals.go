@@ -31,7 +31,10 @@ type TierTotals struct {
 	Extents uint64 // committed copies
 	Bytes   uint64 // of all places, grants and copies under way, slack included
 	Evicted uint64 // pages that left the tier, since start
-	Victims Scores // of these, and of those dropped since they were not worth moving
+	// NotWorth counts copies of extents that the tier did not take, or keep once they were read, since all that could go was
+	// worth more; since start.
+	NotWorth uint64
+	Victims  Scores // of what was evicted, and of what was dropped since it was not worth moving
 }
 
 // Scores is how scores are distributed: counts of those below each power of ten from LeastScore on.
@@ -76,6 +79,7 @@ func (t *Totals) Add(o Totals) {
 		t.Tiers[i].Extents += o.Tiers[i].Extents
 		t.Tiers[i].Bytes += o.Tiers[i].Bytes
 		t.Tiers[i].Evicted += o.Tiers[i].Evicted
+		t.Tiers[i].NotWorth += o.Tiers[i].NotWorth
 		for j, n := range o.Tiers[i].Victims.Counts {
 			t.Tiers[i].Victims.Counts[j] += n
 		}

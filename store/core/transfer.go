@@ -15,12 +15,13 @@ import (
 //	    +---> Free: worth less than Drop, and evictable
 //
 //	Promote, Persist, WriteBehind --> Transfer --> TransferDone, source still there: the copy is committed
-//	                                                           \ dropped or deleted: only for those who wait in Host,
-//	                                                             then freed
+//	                                                           \ dropped, deleted, or Passing: only for those who wait in
+//	                                                             Host, then freed
 type transfer struct {
 	id         uint64
 	from, into uint32 // extents; equal for a move
 	to         evict.Tier
+	worth      evict.Score // of what it brings: it takes the place only of what scores no more
 	landings   []landing
 	persists   []persisting
 	deletes    []*delayed
@@ -50,7 +51,7 @@ func (s *Shard) move(ev *Move) {
 		return
 	}
 	x.setMoving(true)
-	s.startTransfer(ev.Extent, ev.Extent, ev.From.Tier)
+	s.startTransfer(ev.Extent, ev.Extent, ev.From.Tier, evict.MaxScore)
 }
 
 // worthLess says whether a page may be evicted from a tier and scores below level there.
@@ -66,14 +67,14 @@ func (s *Shard) worthLess(i uint32, t evict.Tier, level evict.Score) (score evic
 }
 
 // startTransfer emits the Transfer of extent from, which is listed or detached.
-func (s *Shard) startTransfer(from, into uint32, to evict.Tier) *transfer {
+func (s *Shard) startTransfer(from, into uint32, to evict.Tier, worth evict.Score) *transfer {
 	s.nextID++
-	t := &transfer{id: s.nextID, from: from, into: into, to: to}
+	t := &transfer{id: s.nextID, from: from, into: into, to: to, worth: worth}
 	s.transfers[t.id] = t
 	s.copies[copying{from, to}] = t
 	x := s.extents.At(from)
 	x.users++
-	e := Transfer{ID: t.id, Extent: from, Into: into, From: x.place(), To: to}
+	e := Transfer{ID: t.id, Extent: from, Into: into, From: x.place(), To: to, Worth: worth}
 	ep := (*epoch)(nil)
 	if x.listed() {
 		ep, e.Expiry = s.epochOf(x.owner), s.pages.At(x.owner).expiry
@@ -90,8 +91,9 @@ func (s *Shard) startTransfer(from, into uint32, to evict.Tier) *transfer {
 }
 
 // startCopy begins a copy of an extent in another tier, or finds the one that is being made: nil and Busy when there is
-// no record for it, the tier takes no bytes, or the extent has too many users.
-func (s *Shard) startCopy(from uint32, to evict.Tier) (*transfer, reason.Reason) {
+// no record for it, the tier takes no bytes, or the extent has too many users. worth is MaxScore where the copy is not
+// judged.
+func (s *Shard) startCopy(from uint32, to evict.Tier, worth evict.Score) (*transfer, reason.Reason) {
 	x := s.extents.At(from)
 	if x.listed() { // any copy will do
 		for j := s.pages.At(x.owner).extents; j != 0; j = s.extents.At(j).next {
@@ -133,7 +135,7 @@ func (s *Shard) startCopy(from uint32, to evict.Tier) (*transfer, reason.Reason)
 		s.live[to] += c.held()
 	}
 	ep.lineages.retain(x.lineage)
-	return s.startTransfer(from, into, to), reason.None
+	return s.startTransfer(from, into, to, worth), reason.None
 }
 
 // roomForCopy evicts until there is a record for a copy of x; its page stays.
@@ -210,7 +212,7 @@ func (s *Shard) landed(t *transfer, ev *TransferDone) {
 	}
 	stays := reason.Absent
 	if c.state() == extentLanding {
-		if why == reason.None && s.epochOf(c.owner).state.Life != Retired {
+		if why == reason.None && !ev.Passing && s.epochOf(c.owner).state.Life != Retired {
 			stays = reason.None
 			c.setState(extentCommitted)
 			s.count(t.into)
@@ -225,15 +227,33 @@ func (s *Shard) landed(t *transfer, ev *TransferDone) {
 	if why != reason.None {
 		stays = why
 	}
+	s.unuse(t.into)
+	if why == reason.NotWorth || ev.Passing {
+		s.totals.Tiers[t.to].NotWorth++
+	}
+	if why == reason.NotWorth && t.worth < evict.MaxScore && len(t.persists) > 0 && s.extents.At(t.from).state() == extentCommitted {
+		again, no := s.startCopy(t.from, t.to, evict.MaxScore) // what is to be durable is not judged
+		if again != nil {
+			again.persists = append(again.persists, t.persists...)
+			return
+		}
+		stays = no
+	}
 	for _, w := range t.persists {
 		s.persisted(w, stays)
 	}
-	s.unuse(t.into)
 }
 
-// promote makes copies in Host of what a Read pinned elsewhere.
+// promote makes copies in Host of what a Read pinned elsewhere. They are judged as one, by the best page: in place of what is
+// worth more they serve the Read, and do not stay.
 func (s *Shard) promote(ev *Promote) {
 	pinned := s.reads[ev.Ticket]
+	worth := evict.Score(0)
+	for _, i := range pinned {
+		if x := s.extents.At(i); x.tier() != evict.Host && x.listed() {
+			worth = max(worth, s.worthIn(x.owner, evict.Host))
+		}
+	}
 	at := 0
 	for _, i := range ev.Extents {
 		w := landing{ev.Ticket, i}
@@ -245,14 +265,14 @@ func (s *Shard) promote(ev *Promote) {
 			at = (at + 1) % len(pinned)
 		}
 		if found {
-			s.promoteOne(w)
+			s.promoteOne(w, worth)
 		} else {
 			s.emit(Landed{Ticket: ev.Ticket, Extent: i, Err: reason.Absent})
 		}
 	}
 }
 
-func (s *Shard) promoteOne(w landing) {
+func (s *Shard) promoteOne(w landing, worth evict.Score) {
 	x := s.extents.At(w.extent)
 	copied := uint32(0)
 	switch {
@@ -265,7 +285,10 @@ func (s *Shard) promoteOne(w landing) {
 		s.land(w, copied, reason.None)
 		return
 	}
-	t, why := s.startCopy(w.extent, evict.Host)
+	if !x.listed() {
+		worth = evict.MaxScore // it comes for the Read alone
+	}
+	t, why := s.startCopy(w.extent, evict.Host, worth)
 	if t == nil {
 		s.land(w, 0, why)
 		return

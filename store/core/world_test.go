@@ -229,25 +229,46 @@ func (w *world) reclaim(r Reclaim) (freed uint64, notWorth bool) {
 	return w.reclaimed, w.notWorth
 }
 
+// finishTransfer ends one that is under way as the runtime does; NotWorth, of one to Host, is that it does not stay there.
 func (w *world) finishTransfer(i int, err reason.Reason) {
 	w.t.Helper()
 	tr := w.transfers[i]
 	w.transfers = append(w.transfers[:i], w.transfers[i+1:]...)
 	w.at(tr.From.Tier).use(tr.From, -1)
 	done := TransferDone{ID: tr.ID, Err: err}
-	if err == reason.None {
-		p, ok := w.at(tr.To).alloc(tr.To, tr.From.Bytes)
-		if !ok && tr.To != tr.From.Tier {
-			tenant := w.s.epochs.byKey[epochKey{tr.Namespace, tr.Epoch}].state.Tenant
-			w.roomFor(Reclaim{Tier: tr.To, Bytes: roundUp(uint64(tr.From.Bytes)), Tenant: tenant})
-			p, ok = w.at(tr.To).alloc(tr.To, tr.From.Bytes)
-		}
-		if !ok {
-			done.Err = reason.Busy
-		}
-		done.To = p
+	if err == reason.NotWorth && tr.To == evict.Host {
+		done.Err, done.Passing = reason.None, tr.From.Tier != evict.Host
+	}
+	switch {
+	case done.Err != reason.None:
+	case tr.To == evict.Disk && tr.Worth < evict.MaxScore && !w.s.Follows(tr.ID):
+		done.Err = reason.NotWorth
+	default:
+		w.place(&done, tr)
 	}
 	w.do(done)
+}
+
+// place finds a place for what a transfer brings.
+func (w *world) place(done *TransferDone, tr Transfer) {
+	w.t.Helper()
+	p, ok := w.at(tr.To).alloc(tr.To, tr.From.Bytes)
+	r := Reclaim{Tier: tr.To, Bytes: roundUp(uint64(tr.From.Bytes)), Judge: true, Worth: tr.Worth}
+	for !ok && tr.To != tr.From.Tier {
+		r.Tenant = w.s.epochs.byKey[epochKey{tr.Namespace, tr.Epoch}].state.Tenant
+		notWorth := w.roomFor(r)
+		if p, ok = w.at(tr.To).alloc(tr.To, tr.From.Bytes); ok || !notWorth {
+			break
+		}
+		if tr.To == evict.Disk {
+			done.Err = reason.NotWorth
+			return
+		}
+		done.Passing, r.Judge = true, false
+	}
+	if done.To = p; !ok {
+		done.Err, done.Passing = reason.Busy, false
+	}
 }
 
 // finishTransfers ends all that are under way, well.

@@ -83,6 +83,8 @@ var nodeMetrics = []nodeMetric{
 	{"quire_tier_extents", "Committed copies of extents in a tier.", gauge, "tier", perTierTotal(func(t *core.TierTotals) float64 { return float64(t.Extents) })},
 	{"quire_tier_evicted_pages_total", "Pages that left a tier for room; they may have a copy in another.", counted, "tier", perTierTotal(func(t *core.TierTotals) float64 { return float64(t.Evicted) })},
 
+	{"quire_tier_not_worth_extents_total", "Copies of extents that a tier did not take from another, or dropped once they were read, since all that could go is worth more.", counted, "tier", perTierTotal(func(t *core.TierTotals) float64 { return float64(t.NotWorth) })},
+
 	{"quire_eviction_used_flops_total", "FLOPs of all uses of pages: what recomputing them would have cost. This and the following are estimates from a sample.", counted, "", one(func(r *reading) float64 { return r.Eviction.Used })},
 	{"quire_eviction_content_flops_total", "FLOPs of uses of pages that were seen before: what a store without end would have saved.", counted, "", one(func(r *reading) float64 { return r.Eviction.Content })},
 	{"quire_eviction_saved_flops_total", "FLOPs of uses of pages that were there.", counted, "", one(func(r *reading) float64 { return r.Eviction.Saved })},
