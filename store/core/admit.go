@@ -6,7 +6,7 @@ import "github.com/quire-kv/quire/evict"
 //
 //	Begin ──grants──> Alloc{Worth: the best of the run} ──no place──> Reclaim{Judge, Worth}
 //	                                                       \ the next victim scores more: Reclaimed{NotWorth}
-//	Policy.Pass <── the rest of the run, refused whole <── Allocated{Err: NotWorth}
+//	Policy.Pass <──over── publication <── the rest of the run, refused whole <── Allocated{Err: NotWorth}
 //
 // A run is judged as one, so that no page of it is kept without those before it, and what is refused is always its tail.
 
@@ -43,9 +43,28 @@ func (s *Shard) worthOf(pub *publication) (best evict.Score) {
 func (s *Shard) pass(pub *publication, i int) {
 	a := s.offer(&pub.pages[i])
 	a.Hint = pub.hint
-	if n := len(s.passed); n > 0 && a.Parent != 0 && a.Parent == s.passing {
+	if len(pub.passed) > 0 && a.Parent == pub.passing {
 		a.Parent = 0 // the page before
 	}
-	s.passing = evict.Ref(pub.pages[i].slot)
-	s.passed = append(s.passed, a)
+	above := PageRef{}
+	if a.Parent != 0 {
+		above = s.pages.At(uint32(a.Parent)).ref(uint32(a.Parent))
+	}
+	pub.passing = evict.Ref(pub.pages[i].slot)
+	pub.passed, pub.above = append(pub.passed, a), append(pub.above, above)
+}
+
+// passOn tells the policy of the pages that were not taken, once the publication is over: what they follow may be a page
+// of it that was, and the policy knows that since it was committed.
+func (s *Shard) passOn(pub *publication) {
+	if len(pub.passed) == 0 {
+		return
+	}
+	for i := range pub.passed {
+		if p := s.pages.At(pub.above[i].Slot); p.gen != pub.above[i].Gen || !p.has(flagCommitted) {
+			pub.passed[i].Parent = 0 // it never came, or is gone
+		}
+	}
+	s.o.Policy.Pass(seconds(s.now), pub.passed)
+	pub.passed, pub.above = nil, nil
 }

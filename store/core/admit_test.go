@@ -172,6 +172,28 @@ func TestPassTellsOfARun(t *testing.T) {
 	w.check()
 }
 
+// What a run that is not taken follows may have been granted with it: the policy hears of the run when it knows that page.
+func TestPassNamesAParentOfTheSameRun(t *testing.T) {
+	for _, committed := range []bool{true, false} {
+		w, f, seen := fullOf(t, 2, TenantQuota{})
+		r := w.begin(w.declaring(f[0], 1, 0, 1, 50, 99, 1))
+		if r.Results[1].Outcome != Granted || r.Results[2].Reason != reason.NotWorth || len(seen.passed) != 0 {
+			t.Fatalf("%s %s, %d runs passed", show(r.Results[1]), show(r.Results[2]), len(seen.passed))
+		}
+		want := evict.Ref(0)
+		if committed {
+			w.commit(f[0], r.Token, 0, 1)
+			want = evict.Ref(w.s.index.find(fingerprintOf(testHash(1, 1), w.s.o.FingerprintKey), w.s.families.ids[f[0]]))
+		} else {
+			w.do(Abort{Token: r.Token})
+		}
+		if len(seen.passed) != 1 || len(seen.passed[0]) != 2 || seen.passed[0][0].Parent != want || seen.passed[0][1].Parent != 0 {
+			t.Errorf("committed %v: %+v, want parent %d", committed, seen.passed, want)
+		}
+		w.check()
+	}
+}
+
 // What a tenant is guaranteed it need not be worth; beyond that, and against its own, it must.
 func TestAdmissionYieldsToGuarantees(t *testing.T) {
 	w, f, _ := fullOf(t, 0, TenantQuota{}, hostGuarantee(3))

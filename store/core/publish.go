@@ -22,10 +22,13 @@ type publication struct {
 	prov    uint16
 	hint    evict.Hint
 	pages   []pubPage
-	openNow int         // pages that are granted and neither committed nor given up
-	allocID uint64      // not 0: asking for places
-	items   []AllocItem // lent to the runtime until Allocated
-	results []Result    // kept for the Reply while asking
+	openNow int           // pages that are granted and neither committed nor given up
+	allocID uint64        // not 0: asking for places
+	items   []AllocItem   // lent to the runtime until Allocated
+	results []Result      // kept for the Reply while asking
+	passed  []evict.Attrs // pages that were not worth it, for the policy
+	above   []PageRef     // parents of these
+	passing evict.Ref     // the last of them
 }
 
 // pubPage is one page of a publication.
@@ -120,7 +123,6 @@ func (s *Shard) allocated(ev *Allocated) {
 		why = reason.Busy
 	}
 	places, short, from := ev.Places, false, 0
-	s.passed = s.passed[:0]
 	for i := range pub.pages {
 		pp := &pub.pages[i]
 		mine := places[:min(pp.items, len(places))]
@@ -143,9 +145,6 @@ func (s *Shard) allocated(ev *Allocated) {
 			s.giveUpPage(pub, i)
 			pub.results[i] = Result{Outcome: Refused, Reason: why}
 		}
-	}
-	if len(s.passed) > 0 {
-		s.o.Policy.Pass(seconds(s.now), s.passed)
 	}
 	s.startPublication(pub)
 }
@@ -297,6 +296,7 @@ func (s *Shard) forgetOpen(pub *publication, i int) {
 
 // closePublication takes a publication out of the books; its token is stale from now on.
 func (s *Shard) closePublication(pub *publication) {
+	s.passOn(pub)
 	s.tenures.remove(&pub.tenure)
 	delete(s.pubs, pub.token)
 	if ep := pub.ep; ep.state.Strict {

@@ -114,8 +114,6 @@ type Shard struct {
 	members []uint16
 	victims []evict.Victim
 	among   evict.Shares
-	passed  []evict.Attrs // a run for Policy.Pass
-	passing evict.Ref     // its last page
 	revoked []uint32
 	listed  []uint32 // copies of a page
 	owned   []uint32 // likewise, where others are listed meanwhile
