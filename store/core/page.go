@@ -137,11 +137,11 @@ func (s *Shard) settle(i uint32) {
 	}
 	s.settleParent(p, &before)
 	s.settleNear(p.flags, before.flags)
+	s.settleCounts(f.ep, p, &before) // by the cause that the page had, before it takes over its parent's
 	s.settleOrphan(p, &f.geo)
 	if (before.flags^p.flags)&(flagAbsent|flagOrphan) != 0 && p.live > 0 && !s.restoring {
 		s.sweep.request() // the children find out as it walks them
 	}
-	s.settleCounts(f.ep, p, &before)
 	s.settlePolicy(i, p, f, &t, &before)
 	if !p.has(flagHeld|flagPinned) && p.children == 0 {
 		parent := p.parent

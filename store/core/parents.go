@@ -66,7 +66,21 @@ func (s *Shard) settleOrphan(p *pageRecord, g *Geometry) {
 	if p.parent != 0 && g.Parents == ParentPrefix && p.has(flagHeld) {
 		orphan = s.pages.At(p.parent).has(flagAbsent | flagOrphan)
 	}
+	if orphan && !p.has(flagOrphan) {
+		s.countOrphan(p, s.pages.At(p.parent).cause())
+	}
 	p.set(flagOrphan, orphan)
+}
+
+// countOrphan counts the bytes of a page that became an orphan, by the cause of the absence that did it. The page hands the
+// cause on to those below it.
+func (s *Shard) countOrphan(p *pageRecord, c OrphanCause) {
+	if !p.has(flagAbsent) {
+		p.setCause(c)
+	}
+	if s.families.at(p.family).ep.state.Life != Retired {
+		s.totals.OrphanedBytes[c] += s.pageBytes(p).sum()
+	}
 }
 
 // setParent names (or, with parent 0, unnames) the parent of a record; unknown is kept when parent is 0. The caller

@@ -247,6 +247,9 @@ func (s *Shard) settlePath(slot uint32) {
 		orphan := n < lost && f.geo.Parents == ParentPrefix && p.has(flagHeld)
 		if p.depth != depth || p.has(flagOrphan) != orphan {
 			p.depth = depth
+			if orphan && !p.has(flagOrphan) {
+				s.countOrphan(p, OrphanLost)
+			}
 			p.set(flagOrphan, orphan)
 			if p.has(flagCommitted) {
 				t := s.tally(p, f.ep)

@@ -85,8 +85,9 @@ func TestRestoreInAnyOrder(t *testing.T) {
 				}
 			}
 		}
-		if u, n := w.s.Usage(nil)[0], w.s.Totals(); u.Orphans[OrphanLost] != 1 || n.Orphaned[OrphanLost] != 1 || n.Orphaned[OrphanAborted] != 0 {
-			t.Errorf("seed %d: orphans %v, since start %v", seed, u.Orphans, n.Orphaned)
+		if u, n := w.s.Usage(nil)[0], w.s.Totals(); u.Orphans[OrphanLost] != 1 || n.Orphaned[OrphanLost] != 1 || n.Orphaned[OrphanAborted] != 0 ||
+			n.OrphanedBytes != [NumOrphanCauses]uint64{OrphanLost: 19 * 12288} {
+			t.Errorf("seed %d: orphans %v, since start %v, %v bytes", seed, u.Orphans, n.Orphaned, n.OrphanedBytes)
 		}
 		w.do(Reclaim{Tier: evict.Disk, Bytes: 19 * 12288}) // the orphans go first
 		if w.s.Totals().Pages != 100 || w.leading(f, 3, 0, 30) != 10 {

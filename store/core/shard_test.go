@@ -58,6 +58,46 @@ func TestCorruptIsGoneAndPublishableAgain(t *testing.T) {
 	w.check()
 }
 
+// The bytes of all that follows a page that went are counted once, by what took it; what eviction takes leaves none.
+func TestOrphanedBytes(t *testing.T) {
+	w, f := newTestWorld(t, 1<<30)
+	want := [NumOrphanCauses]uint64{}
+	check := func(after string) {
+		t.Helper()
+		w.advance(2 * time.Second)
+		if got := w.s.Totals().OrphanedBytes; got != want {
+			t.Errorf("%s: %v, want %v", after, got, want)
+		}
+		w.check()
+	}
+	w.publish(f, 0, 0, 6)
+	w.publish(f, 1, 0, 6)
+	w.settleOnDisk(f, 1, 0, 6)
+	w.do(Reclaim{Tier: evict.Host, Bytes: 2 * 12288})
+	check("eviction")
+	w.delete(f, 1, 1, 2)
+	want[OrphanDeleted] = uint64(w.tier.used+w.disk.used) - w.held(f, 0, 6) - w.held(f, 1, 1)
+	check("delete")
+	r := w.read(f, 1, LeaseID{}, page.View{}, 0, 0, 1)
+	w.readDone(r.Ticket)
+	w.do(CorruptFound{r.Results[0].Parts[0].Extent, r.Results[0].Parts[0].Place})
+	want[OrphanCorrupt] = w.held(f, 0, 6) - w.held(f, 0, 1)
+	check("corruption")
+	w.reclaimAll(evict.Host)
+	w.reclaimAll(evict.Disk)
+	check("eviction of all")
+}
+
+// held is the bytes of the first pages of a chain, of all copies.
+func (w *world) held(f page.Family, c, to int) (n uint64) {
+	for d := range to {
+		if i := w.s.index.find(fingerprintOf(testHash(c, d), w.s.o.FingerprintKey), w.s.families.ids[f]); i != 0 {
+			n += w.s.pageBytes(w.s.pages.At(i)).sum()
+		}
+	}
+	return n
+}
+
 // Orphans go first, the deepest before the others, and whatever order their records stand in.
 func TestOrphansAreEvictedFirst(t *testing.T) {
 	w, f := newTestWorld(t, 1<<30)

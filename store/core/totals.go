@@ -19,7 +19,8 @@ type Totals struct {
 	MetadataBytes                uint64
 	Evicted                      uint64                  // pages whose last copy went, since start
 	Removed                      [reason.Count]uint64    // extents whose last copy went, and corrupt copies, by reason, since start
-	Orphaned                     [NumOrphanCauses]uint64 // since start
+	Orphaned                     [NumOrphanCauses]uint64 // pages whose parent went, since start
+	OrphanedBytes                [NumOrphanCauses]uint64 // of pages below one that went, of all copies, since start
 	Granted, CommittedPages      uint64                  // since start
 	RefusedPages                 [reason.Count]uint64    // Begin and Commit, since start; those not worth it are counted apart
 	NotWorth                     uint64                  // pages offered that were worth less than what a full tier has, since start
@@ -91,6 +92,7 @@ func (t *Totals) Add(o Totals) {
 	}
 	for i := range t.Orphaned {
 		t.Orphaned[i] += o.Orphaned[i]
+		t.OrphanedBytes[i] += o.OrphanedBytes[i]
 	}
 }
 

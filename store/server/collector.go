@@ -126,6 +126,11 @@ var nodeMetrics = []nodeMetric{
 			emit(float64(n), causeNames[cause])
 		}
 	}},
+	{"quire_orphaned_bytes_total", "Bytes of pages that nobody can be served any more since one before them went, all that follow counted, by cause.", counted, "cause", func(r *reading, emit func(float64, string)) {
+		for cause, n := range r.Totals.OrphanedBytes {
+			emit(float64(n), causeNames[cause])
+		}
+	}},
 	{"quire_leases_expired_total", "Leases that ran out.", counted, "", one(func(r *reading) float64 { return float64(r.Totals.LeaseTTLEnded) })},
 	{"quire_store_read_bytes_total", "Payload bytes read and verified.", counted, "", one(func(r *reading) float64 { return float64(r.ReadBytes) })},
 	{"quire_store_written_bytes_total", "Payload bytes written into grants.", counted, "", one(func(r *reading) float64 { return float64(r.WrittenBytes) })},
