@@ -27,6 +27,7 @@ type shell struct {
 	env   []string // QUIRE_... of every command
 	ids   []string // 64 hex digits, in order of first sight: $1, $2... in commands, <id-1>... in output
 	input string   // standard input of the next command
+	admin string   // address of the server's /metrics
 }
 
 // run is a command's output as goldens keep it: standard output, then standard error, then the exit code if not 0.

@@ -26,7 +26,7 @@ func served(t *testing.T, change func(*daemon.Config)) *shell {
 			t.Errorf("stop: %v", err)
 		}
 	})
-	return &shell{dir: t.TempDir(), env: []string{"QUIRE_SERVER=" + d.GRPCAddress()}}
+	return &shell{dir: t.TempDir(), env: []string{"QUIRE_SERVER=" + d.GRPCAddress()}, admin: d.AdminAddress()}
 }
 
 // TestAgainstAServer is the tour of an operator, as a script. Rewrite with -rewrite.
