@@ -364,6 +364,9 @@ func (m *simulation) heal(t *testing.T) {
 			}
 		}
 	}
+	for _, w := range m.nodes {
+		w.do(TenantsChanged{})
+	}
 	for range 200 {
 		m.advance(time.Second, true)
 	}
