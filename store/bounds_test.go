@@ -91,6 +91,9 @@ func flatOut(t *testing.T, policy func(int) evict.Policy) {
 }
 
 func TestCase_C27_OneLongChainUnderPressure(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and one goroutine's")
+	}
 	f := storetest.New(t, storetest.Options{CapacityBytes: 16 << 20})
 	chain := storetest.Chain("long", 100)
 	mustPublish(t, f, chain, whole)

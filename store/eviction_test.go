@@ -20,6 +20,9 @@ func newLRU(int) evict.Policy { return evict.NewLRU(0) }
 // A long chain that comes back after many short ones of one use each: LRU lets its deep, dear pages go, the default keeps
 // them, and says so.
 func TestCase_C31_TheDefaultIsNotLRU(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and one goroutine's")
+	}
 	geo := core.Geometry{Heads: 4, Layers: 4, CellBytes: 8 << 10, Tokens: 16, Grade: page.Elements}
 	geo.FLOPs = func(from, to uint64) float64 { return float64(to*to - from*from) }
 	capacity := 66 * page.RegionBytes(geo.Full(), geo.CellBytes, len("engine=test")) // 60 and slack

@@ -173,6 +173,9 @@ func TestCase_C25_TenTimesTheCapacityOfBothTiers(t *testing.T) {
 	f := storetest.New(t, o)
 	stop := bounds(t, f)
 	n := 10 * (48 << 20) / (8 * 64 << 10)
+	if testing.Short() {
+		n /= 4
+	}
 	for i := range n {
 		mustPublish(t, f, storetest.Chain(fmt.Sprint("ten", i), 8), whole)
 	}

@@ -4,6 +4,7 @@
     quire_server    a running server (serving.Server); its log is attached to a failure
     chaos           a store that misbehaves on demand, before quire_server (doubles.chaos.Chaos)
     server_factory  makes more of them: server_factory(memory="64MiB", disk="1GiB")
+    no_pauses       a cache asks and opens again at once after a failure: for many faults in a row, not for how long one costs
     spec_text       the function serving.spec_text
 
 The package under test is the installed one where there is one on the path, else the source tree's. Rules that hold for every
@@ -70,6 +71,14 @@ def chaos(quire_server):
 
     with Chaos(quire_server) as double:
         yield double
+
+
+@pytest.fixture
+def no_pauses(monkeypatch) -> None:
+    from quire_kv import breaker, cache
+
+    monkeypatch.setattr(breaker, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(cache, "_REOPEN_SECONDS", 0.01)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,8 @@ long as the interpreter, and ask the kernel to be killed with it (PR_SET_PDEATHS
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from typing import IO
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 START_SECONDS = 30.0
@@ -75,7 +78,7 @@ def build_quire() -> pathlib.Path:
     folder = cache_dir() / "bin"
     folder.mkdir(parents=True, exist_ok=True)
     binary = folder / f"quire-{state.hexdigest()[:16]}"
-    if not binary.exists():
+    while not _use(binary):
         made = folder / f".{binary.name}.{os.getpid()}"
         built = subprocess.run(
             [go, "build", "-o", str(made), "./cmd/quire"],
@@ -88,10 +91,33 @@ def build_quire() -> pathlib.Path:
         if built.returncode:
             raise RuntimeError(f"go build ./cmd/quire: {built.stderr.strip()}")
         made.rename(binary)
-        old = sorted(folder.glob("quire-*"), key=lambda f: f.stat().st_mtime)[:-KEPT_BINARIES]
-        for file in old:
-            file.unlink(missing_ok=True)  # a process that runs it keeps it
+        _prune(folder)
     return binary
+
+
+_used: list[IO[bytes]] = []  # binaries that this process may start yet, locked for as long as it lives
+
+
+def _use(binary: pathlib.Path) -> bool:
+    """Keeps other test runs from removing the binary. False when it is not there."""
+    try:
+        file = binary.open("rb")
+    except FileNotFoundError:
+        return False
+    fcntl.flock(file, fcntl.LOCK_SH)
+    if not binary.exists():  # removed before it was locked
+        file.close()
+        return False
+    _used.append(file)
+    return True
+
+
+def _prune(folder: pathlib.Path) -> None:
+    """Removes all but the newest binaries, unless a test run uses them."""
+    for old in sorted(folder.glob("quire-*"), key=lambda f: f.stat().st_mtime)[:-KEPT_BINARIES]:
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), old.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            old.unlink()
 
 
 class Server:

@@ -128,7 +128,7 @@ def engine_of():
 
 @pytest.mark.limit(300)
 @pytest.mark.parametrize("way", WAYS)
-def test_case_c42_no_fault_of_the_store_reaches_the_engine(chaos, engine_of, way):
+def test_case_c42_no_fault_of_the_store_reaches_the_engine(chaos, engine_of, no_pauses, way):
     engine = engine_of(chaos.address, way).start()
     assert engine.cache.transport == way
     for fault in every_fault(reasons=tuple(Reason) if way == "grpc" else TELLING):
@@ -156,7 +156,7 @@ def test_case_c42_no_fault_of_the_store_reaches_the_engine(chaos, engine_of, way
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_case_c42_the_client_raises_its_own_errors_alone(chaos, engine_of, way):
+def test_case_c42_the_client_raises_its_own_errors_alone(chaos, engine_of, no_pauses, way):
     """The cache would catch others too. What it does about a failure it decides by what the error says."""
     engine = engine_of(chaos.address, way).start()
     seconds = TIMEOUT_MS / 1000

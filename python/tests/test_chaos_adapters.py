@@ -174,7 +174,7 @@ def engine_of(module_of):
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_case_c42_no_fault_of_the_store_reaches_the_engine(chaos, engine_of, name):
+def test_case_c42_no_fault_of_the_store_reaches_the_engine(chaos, engine_of, no_pauses, name):
     engine = engine_of(name, chaos.address)
     for fault in faults():
         keys, contents = engine.chain()

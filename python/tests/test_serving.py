@@ -66,3 +66,19 @@ def test_servers_end_with_the_run(quire_bin, tmp_path):
             return True
 
     wait_for(gone)
+
+
+def test_a_binary_that_another_run_may_start_is_not_removed(tmp_path):
+    binaries = [tmp_path / f"quire-{n}" for n in range(serving.KEPT_BINARIES + 2)]
+    for n, binary in enumerate(binaries):
+        binary.touch()
+        os.utime(binary, (n, n))
+    code = "import pathlib, sys, serving; print(serving._use(pathlib.Path(sys.argv[1])), flush=True); sys.stdin.read()"
+    env = {**os.environ, "PYTHONPATH": os.path.dirname(serving.__file__)}
+    with subprocess.Popen([sys.executable, "-c", code, str(binaries[0])], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as other:
+        assert other.stdout.readline().strip() == "True"
+        serving._prune(tmp_path)
+        assert [b.exists() for b in binaries[:3]] == [True, False, True]
+    serving._prune(tmp_path)
+    assert not binaries[0].exists()
+    assert not serving._use(binaries[0])

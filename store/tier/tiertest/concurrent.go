@@ -11,7 +11,11 @@ import (
 
 // testConcurrent has writers, readers of other writers' places, compaction and a sampler of the bound at once.
 func testConcurrent(t *testing.T, h Harness) {
-	const writers, rounds = 6, 300
+	const writers = 6
+	rounds := 300
+	if testing.Short() {
+		rounds = 100
+	}
 	r := newRig(t, h)
 	fail := &collector{}
 	classes := []tier.Class{mixed(8_000), mixed(90_000), private(1, 1, 8_000), private(2, 1, 50_000)}

@@ -30,6 +30,9 @@ func testFullThenFree(t *testing.T, h Harness) {
 
 // testTenTimes writes ten times the capacity and frees the oldest when there is no room.
 func testTenTimes(t *testing.T, h Harness) {
+	if testing.Short() {
+		t.Skip("long, and one goroutine's")
+	}
 	r := newRig(t, h)
 	sizes := []int64{70_000, 70_000, 4_096, 300_000, 70_000, 1}
 	var fifo []held
