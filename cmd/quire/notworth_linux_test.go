@@ -18,7 +18,9 @@ import (
 // TestScansAreNotWorthTheirRoom: a server whose room is too small for what is asked for again and again, half of the
 // requests being long prompts that nobody repeats, comes to refuse these, and says so wherever one looks.
 func TestScansAreNotWorthTheirRoom(t *testing.T) {
-	s := served(t, func(c *daemon.Config) { c.AdminListen, c.MemoryBytes, c.MetadataBytes, c.Shards = "127.0.0.1:0", 32<<20, 16<<20, 1 })
+	s := served(t, func(c *daemon.Config) {
+		c.AdminListen, c.MemoryBytes, c.MetadataBytes, c.Shards = "127.0.0.1:0", 32<<20, 16<<20, 1
+	})
 	out, errOut, code := s.raw(t, "quire trace play "+scans(t, 1500, 16_000)+" --policy vbr --page-bytes 16384 -o json")
 	var r playReport
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != exitOK {
