@@ -23,7 +23,7 @@ const turnsTaken = "Pe6k4klZLXaI2+O5UhspwzvVRFJMluOqzPuHEOMdodtmhqSkPUxE5mAGdur2
 	"wSFWia9TEb7vX/n0/tOGWRefNfm65I83YTDFQxe01ZvGgKtnDWzdeIg9+cSN6d9NAXymSj+3QvCzrTSHCCkyHu5ILTUX/CJ2"
 
 // Conversations that take turns want the pages of their earlier turns back. What an exact LRU over leaves can give in a
-// third of the room is more than half of them, and in memory the default policy gives more; nothing that is stored is out of reach.
+// third of the room is more than half of them, and the default policy gives more; nothing that is stored is out of reach.
 func TestCase_C61_ConversationsTakeTurns(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long, and one goroutine's")
@@ -39,6 +39,7 @@ func TestCase_C61_ConversationsTakeTurns(t *testing.T) {
 		"host":       {CapacityBytes: third + third/32, Geometry: geo, NewPolicy: lru},
 		"host & vbr": {CapacityBytes: third + third/32, Geometry: geo, NewPolicy: vbr},
 		"disk":       {CapacityBytes: third / 4, Geometry: geo, Disk: &storetest.Disk{CapacityBytes: third + third/4}, NewPolicy: lru},
+		"disk & vbr": {CapacityBytes: third / 4, Geometry: geo, Disk: &storetest.Disk{CapacityBytes: third + third/4}, NewPolicy: vbr},
 	} {
 		t.Run(name, func(t *testing.T) {
 			now := clock.NewManual(time.Unix(1e9, 0)) // a turn each second: ages are what is ranked by

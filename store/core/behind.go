@@ -21,6 +21,7 @@ type behindPage struct {
 	bytes uint64 // in Host when it was queued
 	worth evict.Score
 	seq   uint64 // of pages worth the same the first queued is first
+	left  int    // of its path, when only a part of that was begun: the page waits for the rest; 0: not begun
 }
 
 func (q *behindQueue) len() int    { return len(q.items) }
@@ -159,9 +160,11 @@ func (s *Shard) writeBehind(ev *WriteBehind) {
 const maxBehindPath = 1 << 16
 
 // writeFirst starts to copy the first page of the queue and what must come before; done is false when the bytes were used
-// up by its ancestors. A page whose parent cannot be on Disk is not written.
+// up by its ancestors. A page whose parent cannot be on
+// Disk is not written, nor the rest of a path of which nothing came there since a part of it was begun.
 func (s *Shard) writeFirst(bytes uint64) (sent uint64, done bool) {
-	ref := s.behind.items[0].ref
+	first := &s.behind.items[0]
+	ref := first.ref
 	p := s.pages.At(ref.Slot)
 	if p.gen != ref.Gen || !p.has(flagQueued) {
 		return 0, true
@@ -180,6 +183,11 @@ func (s *Shard) writeFirst(bytes uint64) (sent uint64, done bool) {
 		s.path = append(s.path, i)
 		worth = max(worth, s.worthIn(i, evict.Disk))
 	}
+	if first.left != 0 && len(s.path) >= first.left {
+		p.set(flagQueued, false)
+		return 0, true
+	}
+	first.left = len(s.path)
 	for n := len(s.path) - 1; n >= 0; n-- {
 		if sent >= bytes {
 			return sent, false

@@ -250,6 +250,32 @@ func TestWriteBehindIsJudged(t *testing.T) {
 	w.check()
 }
 
+// A path that is longer than what is asked for at a time goes in parts, and is given up when these are refused.
+func TestWriteBehindEndsWhereAPathIsRefused(t *testing.T) {
+	for _, refused := range []bool{true, false} {
+		w, f := behindWorld(t, Options{Policy: newToyPolicy(byDeclared)})
+		w.publishView(w.declaring(f, 0, 0, 50))
+		w.do(WriteBehind{Bytes: 1 << 40})
+		w.finishTransfers()
+		if refused {
+			w.disk.capacity = 12288
+		}
+		w.publishView(w.declaring(f, 1, 0, 1, 2, 3, 4, 5))
+		for range 20 {
+			w.do(WriteBehind{Bytes: 12288})
+			w.finishTransfers()
+		}
+		n, in := w.s.Totals(), "host disk"
+		if refused {
+			in = "host"
+		}
+		if n.Behind != 0 || n.Tiers[evict.Disk].NotWorth > 5 || w.tiersOf(f, 1, 4) != in {
+			t.Errorf("refused %v: %d queued, %d refused; the last in %q", refused, n.Behind, n.Tiers[evict.Disk].NotWorth, w.tiersOf(f, 1, 4))
+		}
+		w.check()
+	}
+}
+
 // A page that is to be durable while it is written behind, and refused, is written all the same.
 func TestDurableWaitsForNoJudgement(t *testing.T) {
 	w, f := behindWorld(t, Options{Policy: newToyPolicy(byDeclared)})
