@@ -47,7 +47,8 @@ func TestCase_C61_ConversationsTakeTurns(t *testing.T) {
 			f := storetest.New(t, o)
 			done := make([]int, conversations)
 			wanted, served := 0, 0
-			for _, digit := range turnsTaken {
+			stored, counted := 0, 0 // pages at all counts: what a disk holds swings as it cleans segments
+			for i, digit := range turnsTaken {
 				now.Advance(time.Second)
 				c := strings.IndexRune(base64Digits, digit)
 				chain := storetest.Chain(fmt.Sprint("conversation", c), turns*perTurn)
@@ -61,19 +62,23 @@ func TestCase_C61_ConversationsTakeTurns(t *testing.T) {
 				done[c]++
 				mustPublish(t, f, chain[:32*done[c]*perTurn], whole)
 				settle(t, f)
-			}
-			stored := 0
-			for c := range conversations {
-				bits, lead := exists(t, f, storetest.Chain(fmt.Sprint("conversation", c), turns*perTurn), whole)
-				for j, b := range bits {
-					if b {
-						stored++
-					}
-					if b && j >= lead {
-						t.Errorf("conversation %d: page %d is stored behind a hole", c, j)
+				if left := len(turnsTaken) - 1 - i; left%32 > 0 || left > len(turnsTaken)/2 {
+					continue
+				}
+				counted++
+				for c := range conversations {
+					bits, lead := exists(t, f, storetest.Chain(fmt.Sprint("conversation", c), turns*perTurn), whole)
+					for j, b := range bits {
+						if b {
+							stored++
+						}
+						if b && j >= lead {
+							t.Errorf("conversation %d: page %d is stored behind a hole", c, j)
+						}
 					}
 				}
 			}
+			stored /= counted
 			share := float64(served) / float64(wanted)
 			t.Logf("%.3f of %d wanted pages served, %d stored of %d", share, wanted, stored, conversations*turns*perTurn)
 			if most := conversations * turns * perTurn * 36 / 100; stored > most {
