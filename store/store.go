@@ -179,8 +179,7 @@ func (s *Store) Boot() [16]byte { return s.o.Boot }
 
 // shardOf places a namespace epoch: all its chains, groups and leases are in one shard.
 func (s *Store) shardOf(id page.NamespaceID, e page.Epoch) *shard {
-	h := binary.LittleEndian.Uint64(id[:8]) ^ uint64(e)*0x9e3779b97f4a7c15
-	return s.shards[h%uint64(len(s.shards))]
+	return s.shards[page.ShardOf(id, e, len(s.shards))]
 }
 
 // enter counts a call in; leave counts it out. Nothing enters once Close began.

@@ -26,6 +26,7 @@ type replayOptions struct {
 	load       replay.LoadOptions
 	policies   []string
 	capacities []string
+	disk       string
 	models     []string
 	flops      float64
 	tierRate   sysmem.Bytes
@@ -56,21 +57,28 @@ Mooncake format or the compact one of coding agents, plain or packed by gzip. Po
 keeps prefixes whole. "decisions" is a hash of all that a policy decided: equal for equal inputs and seeds.`,
 		Example: `  quire replay conversation_trace.jsonl
   quire replay conversation_trace.jsonl --policy lru,gdsf --capacity 1%,5%,20000 --model 8b,70b,mla
+  quire replay conversation_trace.jsonl --capacity 1%,5% --disk 20% --tier-rate 3GB
   quire replay *.jsonl --model my-spec.yaml --plot replay.svg -o json`,
 		Args: atLeastOne("TRACE"),
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&o.policies, "policy", policyNames(), "`names` of policies")
 	f.StringSliceVar(&o.capacities, "capacity", []string{"0.5%", "1%", "2%", "5%", "10%", "20%", "50%"}, "`list` of capacities: pages, or percent of the trace's different pages")
+	f.StringVar(&o.disk, "disk", "", "`capacity` of a disk tier below each of these, to which goes what is worth its room: pages, or percent; for "+tierPolicies+" (default none)")
 	f.StringSliceVar(&o.models, "model", []string{"70b"}, "`list` of models whose costs count: 8b, 70b, mla, a spec's file or example:NAME, which must have a shape")
 	f.Float64Var(&o.flops, "flops", demo.DefaultFLOPS, "FLOP/s (`number`) of the accelerators whose time is saved: eight H100 at 40 %")
-	f.Var(&o.tierRate, "tier-rate", "`size` that the tier gives back in a second; what loading a page takes is then taken off what it saves")
+	f.Var(&o.tierRate, "tier-rate", "`size` that the tier gives back in a second, with --disk that one; what loading a page takes is then taken off what it saves")
 	traceFlags(cmd, &o.load)
 	f.Uint64Var(&o.load.Seed, "seed", 1, "`number` that decides what is drawn at random: arrivals, and samples of policies")
 	f.IntVar(&o.rounds, "rounds", replay.DefaultRounds, "`number` of prices that the certified bound tries: more make it tighter")
 	f.IntVar(&o.workers, "workers", 0, "`number` of replays at a time; 0: as many as processors")
 	f.StringVar(&o.plot, "plot", "", "draw shares of the certified bound into this `file`.svg")
-	cmd.RunE = a.action(func(ctx context.Context, args []string) error { return a.replay(ctx, args, o) })
+	cmd.RunE = a.action(func(ctx context.Context, args []string) error {
+		if o.disk != "" && !cmd.Flags().Changed("policy") {
+			o.policies = []string{"vbr", "lru"}
+		}
+		return a.replay(ctx, args, o)
+	})
 	return cmd
 }
 
@@ -103,6 +111,11 @@ func policyLines() string {
 	}
 	return b.String()
 }
+
+// tierPolicies are those that know a second tier.
+const tierPolicies = "vbr or lru"
+
+func knowsTiers(policy string) bool { return policy == "vbr" || policy == "lru" }
 
 // replayModel is a model as far as its costs go.
 type replayModel struct {
@@ -214,6 +227,8 @@ func (o *replayOptions) check(traces int) error {
 		return usagef("--arrival %g: write seconds above 0", o.load.MeanArrival)
 	case o.plot != "" && filepath.Ext(o.plot) != ".svg":
 		return usagef("--plot %q: the name ends with .svg", o.plot)
+	case o.disk != "" && slices.ContainsFunc(o.policies, func(p string) bool { return !knowsTiers(p) }):
+		return usagef("--disk is for --policy %s: the others know one tier", tierPolicies)
 	case o.workers < 0:
 		return usagef("--workers %d is negative", o.workers)
 	}

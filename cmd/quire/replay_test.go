@@ -75,6 +75,54 @@ func TestReplayIsTheSameOnAnyNumberOfWorkers(t *testing.T) {
 	}
 }
 
+// TestTracesThatHaveNothing are refused by what is wrong with them, not shown as tables of zeros.
+func TestTracesThatHaveNothing(t *testing.T) {
+	s := &shell{dir: t.TempDir()}
+	for text, want := range map[string]string{
+		"": "no request in it", "not json": "trace line 1: no JSON object",
+		`{"timestamp":1,"input_length":5}`:                          "no request has as many as 512 tokens",
+		`{"timestamp":1,"input_length":512,"hash_ids":"x"}`:         "trace line 1: hash_ids is a JSON string",
+		`{"timestamp":1,"input_length":1024,"hash_ids":[1]}`:        "trace line 1: 1 hash_ids for 1024 tokens",
+		`{"timestamp":1,"input_length":512,"hash_ids":[1]}` + "\n[": "trace line 2",
+	} {
+		if err := os.WriteFile(filepath.Join(s.dir, "bad.jsonl"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, command := range []string{"replay", "trace show", "trace play"} {
+			if out, errOut, code := s.raw(t, "quire "+command+" $DIR/bad.jsonl"); code != exitFailure || out != "" || !strings.Contains(errOut, want) {
+				t.Errorf("%s of %q: exit %d: %s%s", command, text, code, out, errOut)
+			}
+		}
+	}
+}
+
+// TestReplayWithADisk: a table and JSON say what each tier was written, and who knows one tier alone is refused.
+func TestReplayWithADisk(t *testing.T) {
+	s := &shell{dir: t.TempDir()}
+	out, errOut, code := s.raw(t, "quire replay "+excerpt+" --capacity 2% --disk 30% --tier-rate 3GB --rounds 2 -o json")
+	var r replayReport
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != exitOK {
+		t.Fatalf("exit %d: %s %v", code, errOut, err)
+	}
+	m := r.Traces[0].Models[0]
+	cell := m.Capacities[0]
+	for _, p := range cell.Policies {
+		if p.DiskHits == 0 || p.DiskHits > p.Hits || p.DiskBytes < uint64(p.Written)*m.PageBytes || p.WrittenBytes <= uint64(p.Written)*m.PageBytes ||
+			p.Orphans != 0 || p.OfUpper > 1 {
+			t.Errorf("%+v", p)
+		}
+	}
+	if len(cell.Policies) != 2 || cell.Disk != 5106 {
+		t.Errorf("%+v", cell)
+	}
+	if out, _, _ := s.raw(t, "quire replay "+excerpt+" --capacity 2% --disk 30% --rounds 2"); !strings.Contains(out, "to disk") {
+		t.Errorf("the table: %s", out)
+	}
+	if _, errOut, code := s.raw(t, "quire replay "+excerpt+" --disk 30% --policy arc"); code != exitUsage || !strings.Contains(errOut, "vbr or lru") {
+		t.Errorf("exit %d: %s", code, errOut)
+	}
+}
+
 // TestReplayPlots one panel for each model, with a line for each policy.
 func TestReplayPlots(t *testing.T) {
 	s := &shell{dir: t.TempDir()}

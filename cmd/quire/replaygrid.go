@@ -38,6 +38,7 @@ type replayCost struct {
 type replayCell struct {
 	Pages    int         `json:"capacity_pages"`
 	Percent  float64     `json:"capacity_percent"` // of the different pages
+	Disk     int         `json:"disk_pages"`       // of a tier below; 0: none
 	Upper    float64     `json:"upper_flops"`      // certified bound
 	Rounds   int         `json:"upper_rounds"`
 	Belady   replayRow   `json:"belady"`
@@ -51,7 +52,9 @@ type replayRow struct {
 	Saved        float64 `json:"saved_flops"`
 	SavedSeconds float64 `json:"saved_seconds"`
 	Written      int     `json:"written_pages"`
-	WrittenBytes uint64  `json:"written_bytes"`
+	WrittenBytes uint64  `json:"written_bytes"`  // to memory: taken in, and brought back from disk
+	DiskHits     int     `json:"disk_hit_pages"` // of the hits, those that were on disk alone
+	DiskBytes    uint64  `json:"disk_written_bytes"`
 	Evicted      int     `json:"evicted_pages"`
 	Refused      int     `json:"refused_pages"`
 	Orphans      int     `json:"orphan_pages"`
@@ -73,6 +76,12 @@ func (a *app) replay(ctx context.Context, traces []string, o replayOptions) erro
 	if err != nil {
 		return err
 	}
+	disk := []capacity{{}}
+	if o.disk != "" {
+		if disk, err = parseCapacities([]string{o.disk}); err != nil {
+			return err
+		}
+	}
 	models, err := a.replayModels(o.models)
 	if err != nil {
 		return err
@@ -80,11 +89,14 @@ func (a *app) replay(ctx context.Context, traces []string, o replayOptions) erro
 	bar := a.progress(len(traces)*len(models)*len(capacities)*(1+len(policies)), "replay")
 	report := replayReport{Seed: o.load.Seed, PageTokens: o.load.PageTokens, FLOPsPerSecond: o.flops}
 	for _, path := range traces {
-		w, err := replay.LoadFile(path, o.load)
+		w, err := loadTrace(path, o.load)
 		if err != nil {
 			return err
 		}
 		g := grid{w: w, o: &o, policies: policies, bar: bar}
+		if o.disk != "" {
+			g.disk = disk[0].of(w.Pages())
+		}
 		t, err := g.run(ctx, models, capacities)
 		if err != nil {
 			return err
@@ -105,6 +117,7 @@ type grid struct {
 	w        *replay.Workload
 	o        *replayOptions
 	policies []replay.Named
+	disk     int // pages; 0: no such tier
 	bar      progress
 }
 
@@ -124,7 +137,7 @@ func (g *grid) run(ctx context.Context, models []replayModel, capacities []capac
 		}
 		for k, asked := range capacities {
 			cell := &c.Capacities[k]
-			cell.Pages = asked.of(t.Pages)
+			cell.Pages, cell.Disk = asked.of(t.Pages), g.disk
 			cell.Percent = 100 * ratio(float64(cell.Pages), float64(t.Pages))
 			cell.Policies = make([]replayRow, len(g.policies))
 			g.cell(ctx, workers, c, cell, costs)
@@ -145,16 +158,21 @@ func (g *grid) cell(ctx context.Context, workers *errgroup.Group, c *replayCost,
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		b := replay.UpperBound(g.w, costs, cell.Pages, g.o.rounds)
+		b := replay.UpperBound(g.w, costs, cell.Pages+cell.Disk, g.o.rounds)
 		cell.Upper, cell.Rounds = b.Upper, b.Rounds
-		cell.Belady = g.row(replay.FeasibleBelady(g.w, costs, cell.Pages), c)
+		cell.Belady = g.row(replay.FeasibleBelady(g.w, costs, cell.Pages+cell.Disk), c)
 		g.bar.step()
 		return nil
 	})
 	for i, p := range g.policies {
 		workers.Go(func() error {
-			o := replay.Options{PageBytes: c.PageBytes, Stop: ctx.Err}
-			r, err := replay.Replay(g.w, costs, p.New(cell.Pages, g.w, g.o.load.Seed), cell.Pages, o)
+			o := replay.Options{PageBytes: c.PageBytes, Fetch: true, Stop: ctx.Err}
+			n := replay.Node{Host: cell.Pages, Disk: cell.Disk}
+			if n.Disk > 0 {
+				o.Loading = g.loading()
+			}
+			n.Policies = []evict.Policy{p.New(n.Host+n.Disk, g.w, g.o.load.Seed)}
+			r, err := replay.ReplayNode(g.w, costs, n, o)
 			if err != nil {
 				return fmt.Errorf("%s with %d pages: %w", p.Name, cell.Pages, err)
 			}
@@ -168,10 +186,17 @@ func (g *grid) cell(ctx context.Context, workers *errgroup.Group, c *replayCost,
 
 func (g *grid) pageBytes(m replayModel) uint64 { return max(1, m.tokenBytes*uint64(g.w.PageTokens)) }
 
-// costs are what each page saves: its recomputing, less its loading where the tier's rate is known.
+func (g *grid) loading() evict.Loading {
+	return evict.Loading{BytesPerSecond: float64(g.o.tierRate), FLOPSPerSecond: g.o.flops}
+}
+
+// costs are what each page saves: its recomputing, less its loading where the rate of the one tier is known.
 func (g *grid) costs(m replayModel) []float64 {
 	costs := g.w.Costs(m.shape)
-	loading := evict.Loading{BytesPerSecond: float64(g.o.tierRate), FLOPSPerSecond: g.o.flops}.FLOPs(g.pageBytes(m))
+	if g.disk > 0 { // taken off where a page is served from there
+		return costs
+	}
+	loading := g.loading().FLOPs(g.pageBytes(m))
 	for p := range costs {
 		costs[p] = max(0, costs[p]-loading)
 	}
@@ -182,7 +207,8 @@ func (g *grid) row(r replay.Result, c *replayCost) replayRow {
 	return replayRow{
 		Policy: r.Policy, Hits: r.Hits, HitRate: ratio(float64(r.Hits), float64(g.w.Accesses())),
 		Saved: r.Saved, SavedSeconds: r.Saved / g.o.flops,
-		Written: r.Written, WrittenBytes: uint64(r.Written) * c.PageBytes, Evicted: r.Evicted, Refused: r.Refused, Orphans: r.Orphans,
+		Written: r.Written, WrittenBytes: uint64(max(r.Written, r.WrittenTo[evict.Host])) * c.PageBytes,
+		DiskHits: r.FromDisk, DiskBytes: uint64(r.WrittenTo[evict.Disk]) * c.PageBytes, Evicted: r.Evicted, Refused: r.Refused, Orphans: r.Orphans,
 		Decisions: fmt.Sprintf("%016x", r.Decision),
 	}
 }

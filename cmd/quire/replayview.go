@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -40,14 +41,29 @@ func (c *replayCell) write(w io.Writer, m *replayCost) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\ncapacity %s pages, %.3g %%, %s: no policy saves more than %.4g FLOPs, %s of content\n",
 		countText(uint64(c.Pages)), c.Percent, bytesText(uint64(c.Pages)*m.PageBytes), c.Upper, percent(ratio(c.Upper, m.Content)))
+	if c.Disk > 0 {
+		fmt.Fprintf(&b, "and a disk tier of %s pages, %s; the line of belady is of one tier as large as both\n", countText(uint64(c.Disk)), bytesText(uint64(c.Disk)*m.PageBytes))
+	}
 	if _, err := io.WriteString(w, b.String()); err != nil {
 		return err
 	}
-	t := newTable("policy", "hits", "FLOPs", "seconds", "of upper", "of content", "written", "evicted", "refused", "orphans", "decisions").
-		numbers(1, 2, 3, 4, 5, 6, 7, 8, 9)
+	head := []string{"policy", "hits", "FLOPs", "seconds", "of upper", "of content", "written", "evicted", "refused", "orphans", "decisions"}
+	if c.Disk > 0 {
+		head = slices.Insert(head, 7, "to disk", "hits there")
+	}
+	t := newTable(head...)
+	for i := 1; i < len(head)-1; i++ {
+		t.numbers(i)
+	}
 	for _, r := range append([]replayRow{c.Belady}, c.Policies...) {
-		t.row(r.Policy, percent(r.HitRate), fmt.Sprintf("%.4g", r.Saved), fmt.Sprintf("%.1f", r.SavedSeconds), percent(r.OfUpper), percent(r.OfContent),
-			countText(uint64(r.Written)), countText(uint64(r.Evicted)), countText(uint64(r.Refused)), countText(uint64(r.Orphans)), r.Decisions)
+		row := []string{
+			r.Policy, percent(r.HitRate), fmt.Sprintf("%.4g", r.Saved), fmt.Sprintf("%.1f", r.SavedSeconds), percent(r.OfUpper), percent(r.OfContent),
+			bytesText(r.WrittenBytes), countText(uint64(r.Evicted)), countText(uint64(r.Refused)), countText(uint64(r.Orphans)), r.Decisions,
+		}
+		if c.Disk > 0 {
+			row = slices.Insert(row, 7, bytesText(r.DiskBytes), countText(uint64(r.DiskHits)))
+		}
+		t.row(row...)
 	}
 	return t.write(w)
 }

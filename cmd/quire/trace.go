@@ -40,7 +40,7 @@ func (a *app) traceShowCommand() *cobra.Command {
 	cmd.RunE = a.action(func(ctx context.Context, args []string) error {
 		var all []namedStats
 		for _, path := range args {
-			w, err := replay.LoadFile(path, o)
+			w, err := loadTrace(path, o)
 			if err != nil {
 				return err
 			}
@@ -55,7 +55,7 @@ func (a *app) traceShowCommand() *cobra.Command {
 }
 
 func (a *app) traceGenerateCommand() *cobra.Command {
-	var o replay.LoadOptions
+	o := replay.LoadOptions{PageTokens: replay.DefaultPageTokens}
 	var requests int
 	var out string
 	cmd := &cobra.Command{
@@ -77,7 +77,7 @@ side by side. The same trace, number of requests and seed make the same file.`,
 		if out == "" {
 			return usagef("--out is missing: the file to write")
 		}
-		source, err := replay.LoadFile(args[0], o)
+		source, err := loadTrace(args[0], o)
 		if err != nil {
 			return err
 		}
@@ -109,6 +109,23 @@ func writeTrace(path string, requests []replay.Request) (err error) {
 		}
 	}()
 	return replay.WriteMooncake(f, requests)
+}
+
+// loadTrace loads a trace that has something to replay.
+func loadTrace(path string, o replay.LoadOptions) (*replay.Workload, error) {
+	if o.PageTokens == 0 {
+		return nil, usagef("--page-tokens 0: write how many tokens a page has")
+	}
+	w, err := replay.LoadFile(path, o)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(w.Requests) == 0:
+		return nil, fmt.Errorf("%s: there is no request in it", path)
+	case w.Pages() == 0:
+		return nil, fmt.Errorf("%s: no request has as many as %d tokens, so there are no pages; write fewer with --page-tokens", path, w.PageTokens)
+	}
+	return w, nil
 }
 
 // namedStats is what a trace is like.

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"path/filepath"
 	"time"
@@ -14,8 +13,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/quire-kv/quire/evict/replay"
+	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/internal/cost"
+	"github.com/quire-kv/quire/internal/demo"
 	"github.com/quire-kv/quire/internal/playback"
+	"github.com/quire-kv/quire/internal/sysmem"
+	"github.com/quire-kv/quire/namespace"
 	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
 	"github.com/quire-kv/quire/store/client"
 	"github.com/quire-kv/quire/store/page"
@@ -26,9 +29,10 @@ type playOptions struct {
 	load      replay.LoadOptions
 	model     string
 	policy    string
-	pageBytes int
+	pageBytes sysmem.Bytes
 	requests  int
 	speed     float64
+	inFlight  int
 	fetch     bool
 }
 
@@ -37,6 +41,8 @@ const (
 	smallPageBytes = 16 << 10 // about what a page has: a server has records for as many as fit its memory, and not for more
 	maxPageBytes   = 64 << 20
 	heldEvery      = 64 // requests between two looks at what the store holds
+	maxInFlight    = 1024
+	maxPlaySpaces  = 1024
 )
 
 func (a *app) tracePlayCommand() *cobra.Command {
@@ -44,29 +50,36 @@ func (a *app) tracePlayCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "play TRACE",
 		Short: "Play a trace against a server, and compare with what replay predicts",
-		Long: `Play the requests of a trace against the server at --server, one after the other, as an engine would make them: look up
-the pages of the prompt with a lease, use those that are there, publish the rest. Then replay the same requests, at the
-times when they were made, through the policy over as many pages as the store held at most, and show both.
+		Long: `Play the requests of a trace against the server at --server as an engine would make them: look up the pages of the
+prompt with a lease, use those that are there, publish the rest. Then replay the same requests, in the order and at the
+times of the answers, through the policy, and show both.
+
+The replay takes what the server says of itself: its policy, shards, records and the memory with which the policy may
+watch pages; and of each tier as many pages as it held at most. A server that has an eviction_seed is predicted page by
+page. Of another nobody knows what it draws: then there are several predictions, each with draws of its own.
 
 Pages are small, so that a server with little memory shows what one with much would do; what they cost is what those of
---model do. They are in a namespace of their own, which is retired at the end. What else the server holds or serves
-meanwhile takes room that the prediction does not know of.
+--model do. Each namespace of a recording has one of its own, all are retired at the end. What else the server holds or
+serves meanwhile takes room that the prediction does not know of.
 
 --speed 1 keeps the times of the trace; at --speed 100 everything comes a hundred times as fast, and pages wait a hundredth
 of the time to be used again. That changes nothing for a policy that goes by order, as lru does. One that learns how long
 pages wait, as vbr does, has it in the prediction too, but sees no less than a 64th of a second. --speed 0 waits for
-nothing but the server's answers.`,
+nothing but the server's answers. With --in-flight above 1 requests overlap: between its lookup and its publication each
+waits as long as a prefill of what was not there takes, at the same speed.`,
 		Example: `  quire trace play conversation_trace.jsonl
   quire trace play conversation_trace.jsonl --speed 60 --fetch
+  quire trace play recorded.jsonl --page-tokens 16 --page-bytes 4KiB --speed 20 --in-flight 32
   quire trace play conversation_trace.jsonl --policy lru --requests 2000 --server cache-1:7000 -o json`,
 		Args: exactly("TRACE"),
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.model, "model", "70b", "the `model` whose costs count: 8b, 70b, mla, a spec's file or example:NAME, which must have a shape")
-	f.StringVar(&o.policy, "policy", "vbr", "`name` of the policy that the server evicts by")
-	f.IntVar(&o.pageBytes, "page-bytes", 0, "`number` of payload bytes of a page, a multiple of two for each of its tokens; 0: about 16384")
+	f.StringVar(&o.policy, "policy", "", "`name` of the policy to predict with; empty: the one that the server evicts by")
+	f.Var(&o.pageBytes, "page-bytes", "`size` of the payload of a page, a multiple of two bytes for each of its tokens; 0: about 16KiB")
 	f.IntVar(&o.requests, "requests", 0, "play this `number` of requests, the first ones; 0: all")
 	f.Float64Var(&o.speed, "speed", 0, "how many `times` as fast as in the trace requests come; 0: as fast as the server answers")
+	f.IntVar(&o.inFlight, "in-flight", 1, "`number` of requests that may be under way at once")
 	f.BoolVar(&o.fetch, "fetch", false, "get the bytes of the pages that are there too, and compare them")
 	traceFlags(cmd, &o.load)
 	f.Uint64Var(&o.load.Seed, "seed", 1, "`number` that decides what is drawn at random: arrivals, and samples of the predicting policy")
@@ -76,12 +89,17 @@ nothing but the server's answers.`,
 
 func (o *playOptions) check() error {
 	unit := playback.PageUnit(o.load.PageTokens)
+	if unit == 0 {
+		return usagef("--page-tokens 0: write how many tokens a page has")
+	}
 	if o.pageBytes == 0 {
-		o.pageBytes = max(1, smallPageBytes/unit) * unit
+		o.pageBytes = sysmem.Bytes(max(1, smallPageBytes/unit) * unit)
 	}
 	switch {
-	case o.pageBytes < unit || o.pageBytes%unit != 0 || o.pageBytes > maxPageBytes:
-		return usagef("--page-bytes %d: pages of %d tokens have a multiple of %d bytes, up to %d", o.pageBytes, o.load.PageTokens, unit, maxPageBytes)
+	case o.pageBytes%sysmem.Bytes(unit) != 0 || o.pageBytes > maxPageBytes:
+		return usagef("--page-bytes %v: pages of %d tokens have a multiple of %d bytes, up to %d", o.pageBytes, o.load.PageTokens, unit, maxPageBytes)
+	case o.inFlight < 1 || o.inFlight > maxInFlight:
+		return usagef("--in-flight %d is not between 1 and %d", o.inFlight, maxInFlight)
 	case o.requests < 0:
 		return usagef("--requests %d is negative", o.requests)
 	case !(o.speed >= 0) || math.IsInf(o.speed, 0):
@@ -92,80 +110,47 @@ func (o *playOptions) check() error {
 	return nil
 }
 
-// playReport is what a play found. Its JSON is stable.
-type playReport struct {
-	Trace     string    `json:"trace"`
-	Server    string    `json:"server"`
-	Model     string    `json:"model"`
-	Policy    string    `json:"policy"` // of the prediction
-	Requests  int       `json:"requests"`
-	Accesses  int       `json:"page_accesses"`
-	FLOPs     float64   `json:"flops"` // of all accesses
-	PageBytes int       `json:"page_bytes"`
-	Seconds   float64   `json:"seconds"`        // that the play took
-	Speed     float64   `json:"speed"`          // times as fast as in the trace, as it came out
-	Held      int       `json:"held_pages"`     // at most
-	Unleased  int       `json:"unleased_pages"` // hits beyond what a lease may hold
-	Lost      int       `json:"lost_pages"`     // hits that could not be fetched
-	Live      playShare `json:"live"`
-	Predicted playShare `json:"predicted"`
-	Ratio     float64   `json:"saved_of_predicted"`
-}
-
-type playShare struct {
-	Hits    int     `json:"hit_pages"`
-	HitRate float64 `json:"hit_rate"`
-	Saved   float64 `json:"saved_flops"`
-	Written int     `json:"written_pages"`
-	Evicted int     `json:"evicted_pages"`
-	Refused int     `json:"refused_pages"`
-}
-
 func (a *app) tracePlay(ctx context.Context, path string, o playOptions) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	chosen, err := (&replayOptions{policies: []string{o.policy}}).chosen()
-	if err != nil {
-		return err
+	var chosen []replay.Named
+	if o.policy != "" {
+		var err error
+		if chosen, err = (&replayOptions{policies: []string{o.policy}}).chosen(); err != nil {
+			return err
+		}
 	}
 	model, _, err := a.replayModel(o.model)
 	if err != nil {
 		return err
 	}
-	w, err := replay.LoadFile(path, o.load)
+	w, err := loadTrace(path, o.load)
 	if err != nil {
 		return err
 	}
 	if o.requests > 0 && o.requests < len(w.Requests) {
 		w.Requests = w.Requests[:o.requests]
 	}
-	run := make([]byte, 8)
-	if _, err := rand.Read(run); err != nil {
-		return err
+	if n := w.Namespaces(); n > maxPlaySpaces {
+		return usagef("%s has %d namespaces; at most %d are played", path, n, maxPlaySpaces)
 	}
-	spec, err := playback.Spec(model, w.Name, hex.EncodeToString(run), o.load.PageTokens, o.pageBytes)
-	if err != nil {
-		return usagef("%s: %v", o.model, err)
-	}
-	c, err := a.dial(ctx)
+	r, err := a.connect(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	s, err := c.Open(ctx, spec)
-	if err != nil {
-		return err
+	defer r.Close()
+	p := tracePlaying{a: a, o: &o, w: w, remote: r}
+	err = p.open(ctx, model)
+	if err == nil {
+		err = p.play(ctx)
 	}
-	shape, _ := cost.ShapeOf(spec) // that of the model
-	p := tracePlaying{a: a, o: &o, w: w, costs: w.Costs(shape), client: c, session: s}
-	err = p.play(ctx, spec.Groups[0].ID())
-	if err := errors.Join(err, p.look(ctx), s.Close(), p.retire(ctx)); err != nil {
+	if err = errors.Join(err, p.close(ctx)); err != nil {
 		return err
 	}
 	report := p.report()
-	report.Trace, report.Server, report.Model, report.Policy = w.Name, a.server, filepath.Base(o.model), o.policy
-	if err := p.predict(ctx, chosen[0], &report); err != nil {
+	report.Trace, report.Server, report.Model = w.Name, a.server, filepath.Base(o.model)
+	if err := p.predict(ctx, chosen, &report); err != nil {
 		return err
 	}
 	return a.print(&report, report.write)
@@ -173,38 +158,72 @@ func (a *app) tracePlay(ctx context.Context, path string, o playOptions) error {
 
 // tracePlaying is one play.
 type tracePlaying struct {
-	a       *app
-	o       *playOptions
-	w       *replay.Workload
-	costs   []float64
-	client  *client.Client
-	session *client.Session
-	played  playback.Result
-	took    time.Duration
-	held    int // pages, at most
-	evicted int
+	a        *app
+	o        *playOptions
+	w        *replay.Workload
+	costs    []float64
+	group    page.GroupID
+	remote   *remote
+	sessions []*client.Session // of each namespace
+	played   playback.Result
+	took     time.Duration
+	seen     seen
 }
 
-func (p *tracePlaying) play(ctx context.Context, group page.GroupID) (err error) {
+// open opens the namespaces, which nobody used before.
+func (p *tracePlaying) open(ctx context.Context, model *namespace.Spec) error {
+	run := make([]byte, 8)
+	if _, err := rand.Read(run); err != nil {
+		return err
+	}
+	for n := range p.w.Namespaces() {
+		spec, err := playback.Spec(model, p.w.Name, fmt.Sprintf("%s %d", hex.EncodeToString(run), n), p.o.load.PageTokens, int(p.o.pageBytes))
+		if err != nil {
+			return usagef("%s: %v", p.o.model, err)
+		}
+		if n == 0 {
+			shape, _ := cost.ShapeOf(spec) // that of the model
+			p.costs, p.group = p.w.Costs(shape), spec.Groups[0].ID()
+		}
+		s, err := p.remote.Open(ctx, spec)
+		if err != nil {
+			return err
+		}
+		p.sessions = append(p.sessions, s)
+	}
+	return nil
+}
+
+func (p *tracePlaying) play(ctx context.Context) (err error) {
 	bar := p.a.progress(len(p.w.Requests), "play")
 	defer bar.end()
-	o := playback.Options{Group: group, Fetch: p.o.fetch}
+	system := clock.System()
+	o := playback.Options{Group: p.group, Fetch: p.o.fetch, InFlight: p.o.inFlight, Clock: system}
+	if o.Start, err = p.begin(ctx, system); err != nil {
+		return err
+	}
 	began := time.Now()
 	if p.o.speed > 0 {
 		o.Before = func(ctx context.Context, _ int, seconds float64) error {
 			return wait(ctx, time.Duration(seconds/p.o.speed*float64(time.Second))-time.Since(began))
 		}
 	}
-	o.After = func(ctx context.Context, request int, _ *playback.Result) error {
+	if p.o.speed > 0 && p.o.inFlight > 1 {
+		o.Compute = func(ctx context.Context, flops float64) error {
+			return wait(ctx, time.Duration(flops/demo.DefaultFLOPS/p.o.speed*float64(time.Second)))
+		}
+	}
+	done := 0
+	o.After = func(ctx context.Context, _ int, _ *playback.Result) error {
 		bar.step()
-		if request%heldEvery != 0 {
+		if done++; done%heldEvery != 1 {
 			return nil
 		}
 		return p.look(ctx)
 	}
-	p.played, err = playback.Play(ctx, p.w, p.costs, p.session, o)
+	p.played, err = playback.Play(ctx, p.w, p.costs, p.sessions, o)
 	p.took = time.Since(began)
-	return err
+	return errors.Join(err, p.look(ctx))
 }
 
 func wait(ctx context.Context, d time.Duration) error {
@@ -218,92 +237,21 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// look asks what the store holds of the namespace.
-func (p *tracePlaying) look(ctx context.Context) error {
-	id := p.session.ID()
-	r, err := p.client.Namespaces().Get(ctx, &quirev1.GetRequest{Id: id[:]})
-	if err != nil {
-		return fmt.Errorf("ask what the store holds: %w", err)
-	}
-	u := r.GetNamespace().GetUsage()
-	p.held, p.evicted = max(p.held, int(u.GetPages())), int(u.GetEvictedPages())
-	return nil
-}
-
-// retire gives the room back, also when the play was ended.
-func (p *tracePlaying) retire(ctx context.Context) error {
+// close gives the room back, also when the play was ended.
+func (p *tracePlaying) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.a.timeout)
 	defer cancel()
-	id := p.session.ID()
-	_, err := p.client.Namespaces().Drain(ctx, &quirev1.DrainRequest{Id: id[:]})
-	if err == nil {
-		_, err = p.client.Namespaces().Retire(ctx, &quirev1.RetireRequest{Id: id[:]})
+	var all []error
+	for _, s := range p.sessions {
+		id := s.ID()
+		all = append(all, s.Close())
+		_, err := p.remote.namespaces.Drain(ctx, &quirev1.DrainRequest{Id: id[:]})
+		if err == nil {
+			_, err = p.remote.namespaces.Retire(ctx, &quirev1.RetireRequest{Id: id[:]})
+		}
+		if err != nil {
+			all = append(all, fmt.Errorf("retire namespace %v: %w", id, err))
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("retire namespace %v: %w", id, err)
-	}
-	return nil
-}
-
-func (p *tracePlaying) report() playReport {
-	r, took := &p.played, p.took.Seconds()
-	out := playReport{
-		Requests: r.Requests, Accesses: r.Accesses, FLOPs: r.FLOPs, PageBytes: p.o.pageBytes, Seconds: took,
-		Held: p.held, Unleased: r.Unleased, Lost: r.Lost,
-		Live: playShare{
-			Hits: r.Hits, HitRate: ratio(float64(r.Hits), float64(r.Accesses)), Saved: r.Saved,
-			Written: r.Written, Evicted: p.evicted, Refused: r.NotWorth + r.NoRoom,
-		},
-	}
-	if n := len(p.w.Requests); n > 0 {
-		out.Speed = ratio(p.w.Requests[n-1].Seconds, took)
-	}
-	return out
-}
-
-// predict replays what was played.
-func (p *tracePlaying) predict(ctx context.Context, policy replay.Named, out *playReport) error {
-	room := p.held
-	if p.evicted == 0 {
-		room = p.w.Pages() // nobody knows how much more there was
-	}
-	predicted, err := playback.Predict(p.w, p.costs, &p.played, policy.New(room, p.w, p.o.load.Seed), room,
-		replay.Options{PageBytes: uint64(p.o.pageBytes), Stop: ctx.Err})
-	if err != nil {
-		return err
-	}
-	out.Predicted = playShare{
-		Hits: predicted.Hits, HitRate: ratio(float64(predicted.Hits), float64(out.Accesses)), Saved: predicted.Saved,
-		Written: predicted.Written, Evicted: predicted.Evicted, Refused: predicted.Refused,
-	}
-	out.Ratio = ratio(out.Live.Saved, out.Predicted.Saved)
-	return nil
-}
-
-// write is the report for people.
-func (r *playReport) write(w io.Writer) error {
-	if _, err := fmt.Fprintf(w, "%s against %s: %s requests, %s page accesses, costs of %s, in %.1f s: %.3g times as fast as in the trace\n",
-		r.Trace, r.Server, countText(uint64(r.Requests)), countText(uint64(r.Accesses)), r.Model, r.Seconds, r.Speed); err != nil {
-		return err
-	}
-	full := "the store held %s pages of %s at most\n\n"
-	if r.Live.Evicted == 0 {
-		full = "the store held %s pages of %s and evicted none: the prediction has room for all\n\n"
-	}
-	if _, err := fmt.Fprintf(w, full, countText(uint64(r.Held)), bytesText(uint64(r.PageBytes))); err != nil {
-		return err
-	}
-	t := newTable("", "live", "predicted: "+r.Policy).numbers(1, 2)
-	row := func(what string, of func(s *playShare) string) { t.row(what, of(&r.Live), of(&r.Predicted)) }
-	row("hits", func(s *playShare) string { return percent(s.HitRate) })
-	row("FLOPs saved", func(s *playShare) string { return fmt.Sprintf("%.4g", s.Saved) })
-	row("  of all", func(s *playShare) string { return percent(ratio(s.Saved, r.FLOPs)) })
-	row("pages written", func(s *playShare) string { return countText(uint64(s.Written)) })
-	row("pages evicted", func(s *playShare) string { return countText(uint64(s.Evicted)) })
-	row("pages refused", func(s *playShare) string { return countText(uint64(s.Refused)) })
-	if err := t.write(w); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(w, "\nlive saves %s of what is predicted\n", percent(r.Ratio))
-	return err
+	return errors.Join(all...)
 }

@@ -138,6 +138,9 @@ func loadMooncake(name string, r io.Reader, o LoadOptions) (*Workload, error) {
 			return nil, err
 		}
 		a := Access{Seconds: float64(q.TimestampMS) / 1000, Input: int32(q.InputTokens), Output: int32(q.OutputTokens)}
+		if q.FromRecording() {
+			a.Space = b.space(q.Namespace)
+		}
 		err = b.blocksOf(uint32(q.blockTokens()))
 		if err == nil {
 			err = b.add(a, recording.whole(&q))

@@ -157,7 +157,7 @@ func TestLoadErrors(t *testing.T) {
 	}
 	deep := strings.Repeat(`{"t":0,"requests":[`, maxAgentDepth+1) + strings.Repeat("]}", maxAgentDepth+1)
 	for _, c := range []struct{ in, want string }{
-		{ok + "\n{", "line 3: unexpected end"},
+		{ok + "\n{", "line 3: no JSON object: unexpected end"},
 		{`{"block_size":0,"requests":[]}`, "line 1: block_size 0"},
 		{`{"block_size":64,"hash_id_scope":"global","requests":[]}`, `hash_id_scope "global"`},
 		{`{"block_size":48,"hash_id_scope":"local","requests":[]}`, "not made of whole blocks of 48"},
@@ -172,7 +172,7 @@ func TestLoadErrors(t *testing.T) {
 		{in(`{"in":640,"runs":[[1,11]]}`), "run [1 11] is no"},
 		{in(`{"in":640,"runs":[[1,6],[9,5]]}`), "more blocks than 640 tokens fill"},
 		{in(`{"in":640,"runs":[[18446744073709551615,1]]}`), "is no first id"},
-		{in(`{"in":640,"runs":[[-1,1]]}`), "line 2: json"},
+		{in(`{"in":640,"runs":[[-1,1]]}`), "line 2: requests.runs is a JSON number"},
 		{in(`{"tool_tokens":-4,"requests":[]}`), "line 2: tool_tokens -4"},
 		{in(`{"system_tokens":-4,"requests":[]}`), "line 2: system_tokens -4"},
 		{in(deep), "line 2: agents nested deeper than"},

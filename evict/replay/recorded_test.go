@@ -59,3 +59,21 @@ func TestLoadRecordedOfNoChains(t *testing.T) {
 		}
 	}
 }
+
+// TestARecordingMayEndWithinALine: what a killed server left is read up to its last whole line; any other trace that ends so is
+// refused by the line, and so is a line in the middle.
+func TestARecordingMayEndWithinALine(t *testing.T) {
+	line := `{"timestamp":1,"input_length":16,"output_length":0,"hash_ids":[7],"page_tokens":16,"asked":1}` + "\n"
+	for text, want := range map[string]string{
+		line + line + line[:40]:        "",
+		line + line:                    "",
+		line + line[:40] + "\n" + line: "trace line 2",
+		line[:40]:                      "trace line 1",
+		`{"timestamp":1,"input_length":512,"hash_ids":[7]}` + "\n" + line[:40]: "trace line 2",
+	} {
+		w, err := Load("test", strings.NewReader(text), LoadOptions{PageTokens: 16 * 32})
+		if want == "" && (err != nil || len(w.Requests) != 2) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}

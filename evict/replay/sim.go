@@ -9,20 +9,50 @@ import (
 // Result is what one policy did with one workload at one capacity.
 type Result struct {
 	Policy   string
-	Capacity int // pages
+	Capacity int // pages, of all tiers
 
 	Hits     int     // pages served: of each request the run from its root that was there
-	Saved    float64 // FLOPs of the pages served
+	FromDisk int     // of them those that were on disk alone
+	Saved    float64 // FLOPs of the pages served, less loading those that were on disk alone
+	Present  int     // pages that another request published between lookup and publication of one
 	Written  int     // pages taken in
-	Evicted  int
-	Refused  int    // pages that were not worth their place, or found none
-	Orphans  int    // pages left without their parent: none, or the policy is wrong
-	Decision uint64 // FNV-1a hash of all decisions in order: equal for equal inputs
+	Evicted  int     // pages whose last copy went
+	Refused  int     // pages that were not worth their place, or found none
+	Orphans  int     // pages left without their parent: none, or the policy is wrong
+	Decision uint64  // FNV-1a hash of all decisions in order: equal for equal inputs
+
+	WrittenTo [evict.NumTiers]int // copies made in each tier: published, brought back from disk; written behind
+	HeldIn    [evict.NumTiers]int // copies that each tier had at most
+}
+
+// Node is what requests are replayed against: the tiers and bounds of a server.
+type Node struct {
+	// Policies are new ones, one for each shard. All pages of a namespace are in one shard.
+	Policies []evict.Policy
+	// ShardOf places the namespaces of a workload (Access.Space); nil: all are in the first.
+	ShardOf func(space int32) int
+	// Host and Disk are what the tiers have room for, in pages. Disk 0: there is none; else what is published is written
+	// there too, at once, where it is worth its room, or is when it is used.
+	Host, Disk int
+	// Pages and Copies are how many records there are, of pages and of copies in tiers; 0: no bound. What is worth least
+	// in any tier makes room for records, whatever it is worth.
+	Pages, Copies int
+}
+
+// Step is one half of a request.
+type Step struct {
+	Request int
+	Publish bool // what the lookup did not find, and the request is over; else: look up
+	Seconds float64
 }
 
 // Options of a replay. The zero value is what the store does.
 type Options struct {
 	PageBytes uint64                   // of each page; 0: 1 MiB
+	Tag       func(page int32) uint64  // by what policies know pages; nil: KeyTag
+	Steps     []Step                   // in order, where requests overlap or took time; nil: each request at once, at its time
+	Fetch     bool                     // what is found on disk alone is brought into memory, where it is worth its room
+	Loading   evict.Loading            // from disk
 	Served    func(request, pages int) // called for each request, before what it lacks is published
 	Stop      func() error             // asked now and then; an error ends the replay with it
 
@@ -35,32 +65,54 @@ const (
 	resizeShare      = 64  // as the store: the policy hears of each change by a 64th of what is held
 )
 
-// Replay runs a workload through a policy over one tier of so many pages of equal size. The tree is kept as the store
-// keeps it: a page may go only while no child of it is resident and no request is using it. Slots are reused as the
-// store reuses them, the one freed last first.
+// Replay runs a workload through a policy over one tier of so many pages of equal size: ReplayNode with nothing else.
+func Replay(w *Workload, costs []float64, p evict.Policy, capacity int, o Options) (Result, error) {
+	return ReplayNode(w, costs, Node{Policies: []evict.Policy{p}, Host: capacity}, o)
+}
+
+// ReplayNode runs a workload through the policies of a node. The tree is kept as the store keeps it: a page may go only
+// while no child of it is resident and no request is using it. Slots are reused as the store reuses them, the one freed
+// last first.
 //
 // Of each request, pages from the root on that are there are served and touched. The rest is offered as one run, whose
 // worth is that of its best page: first each page is found a place, free or that of a victim worth no more, then those
 // that have one are taken. What comes behind a page without one has no parent and is not taken either; where the worth
 // was too little, the policy is told.
 //
-// The policy must be new. An error says which request the policy went wrong at.
-func Replay(w *Workload, costs []float64, p evict.Policy, capacity int, o Options) (Result, error) {
+// The policies must be new. An error says which request a policy went wrong at.
+func ReplayNode(w *Workload, costs []float64, n Node, o Options) (Result, error) {
 	if o.PageBytes == 0 {
 		o.PageBytes = defaultPageBytes
 	}
-	s := &sim{
-		w: w, costs: costs, policy: p, capacity: max(capacity, 0), o: o,
-		slots: make([]evict.Ref, w.Pages()), children: make([]int32, w.Pages()), using: make([]bool, w.Pages()),
-		res: Result{Capacity: capacity, Decision: fnvOffset},
+	if o.Tag == nil {
+		o.Tag = KeyTag
 	}
-	for i := range w.Requests {
+	s := newSim(w, costs, n, o)
+	each := func(i int, step Step) error {
 		if o.Stop != nil && i%stopEvery == 0 {
 			if err := o.Stop(); err != nil {
-				return s.res, err
+				return err
 			}
 		}
-		if err := s.request(i); err != nil {
+		if err := s.step(step); err != nil {
+			return fmt.Errorf("request %d: %w", step.Request, err)
+		}
+		return nil
+	}
+	for i, step := range o.Steps {
+		if err := each(i, step); err != nil {
+			return s.res, err
+		}
+	}
+	if o.Steps != nil {
+		return s.res, nil
+	}
+	for i := range w.Requests {
+		at := w.Requests[i].Seconds
+		if err := each(i, Step{i, false, at}); err != nil {
+			return s.res, err
+		}
+		if err := s.step(Step{i, true, at}); err != nil {
 			return s.res, fmt.Errorf("request %d: %w", i, err)
 		}
 	}
@@ -68,53 +120,144 @@ func Replay(w *Workload, costs []float64, p evict.Policy, capacity int, o Option
 }
 
 type sim struct {
-	w        *Workload
-	costs    []float64
-	policy   evict.Policy
-	capacity int
-	o        Options
+	w     *Workload
+	costs []float64
+	n     Node
+	o     Options
 
-	slots    []evict.Ref // of each page; 0: not resident
-	pages    []int32     // of each slot but 0
-	free     []evict.Ref
-	children []int32       // resident ones
-	using    []bool        // by the request under way
-	held     int           // places that are taken
-	told     int           // what the policy last heard of held
-	offered  []evict.Attrs // the run under way
-	granted  []evict.Ref   // its slots
-	victims  []evict.Victim
-	res      Result
+	shards []shard
+	at     []place             // of each page
+	found  map[int]int         // pages that the lookup of each open request found
+	tiers  []evict.Tier        // that there are
+	held   [evict.NumTiers]int // copies: places that are taken
+	pages  int                 // that are there, or have a place
+	res    Result
+
+	offered []evict.Attrs // of it
+	granted []evict.Ref   // its slots
+	victims []evict.Victim
+	path    []int32
 }
 
-func (s *sim) request(i int) error {
-	now, pages := s.w.Requests[i].Seconds, s.w.Requests[i].Pages
+// place is where a page is.
+type place struct {
+	slot     evict.Ref                 // of its shard; 0: nowhere
+	in       uint8                     // bits of tiers
+	using    int16                     // requests
+	children [1 + evict.NumTiers]int32 // that are there; from 1: in a tier
+}
+
+func (p *place) has(t evict.Tier) bool { return p.in&(1<<t) != 0 }
+
+// shard is one policy and its pages.
+type shard struct {
+	policy  evict.Policy
+	pages   []int32 // of each slot but 0
+	free    []evict.Ref
+	held    [evict.NumTiers]int
+	told    [evict.NumTiers]int // what the policy last heard of held
+	evicted [evict.NumTiers]bool
+}
+
+func newSim(w *Workload, costs []float64, n Node, o Options) *sim {
+	s := &sim{
+		w: w, costs: costs, n: n, o: o, at: make([]place, w.Pages()), found: map[int]int{}, tiers: []evict.Tier{evict.Host},
+		res: Result{Capacity: max(n.Host, 0) + max(n.Disk, 0), Decision: fnvOffset},
+	}
+	if n.Disk > 0 {
+		s.tiers = append(s.tiers, evict.Disk)
+	}
+	for _, p := range n.Policies {
+		p.SetLoading(evict.Disk, o.Loading)
+		s.shards = append(s.shards, shard{policy: p})
+	}
+	return s
+}
+
+func (s *sim) shardOf(p int32) *shard {
+	if s.n.ShardOf == nil || s.w.Spaces == nil {
+		return &s.shards[0]
+	}
+	return &s.shards[s.n.ShardOf(s.w.Spaces[p])]
+}
+
+func (s *sim) capacity(t evict.Tier) int {
+	if t == evict.Disk {
+		return s.n.Disk
+	}
+	return s.n.Host
+}
+
+func (s *sim) step(e Step) error {
+	if e.Publish {
+		return s.publish(e)
+	}
+	return s.lookup(e)
+}
+
+func (s *sim) lookup(e Step) error {
+	now, pages := e.Seconds, s.w.Requests[e.Request].Pages
 	hit := 0
-	for hit < len(pages) && s.slots[pages[hit]] != 0 {
-		s.res.Saved += s.costs[pages[hit]]
-		s.use(pages[hit], true)
+	for hit < len(pages) && s.at[pages[hit]].slot != 0 {
+		p := pages[hit]
+		saved := s.costs[p]
+		if !s.at[p].has(evict.Host) {
+			s.res.FromDisk++
+			saved = max(0, saved-s.o.Loading.FLOPs(s.o.PageBytes))
+		}
+		s.res.Saved += saved
+		s.use(p, 1)
 		hit++
 	}
 	s.res.Hits += hit
+	s.found[e.Request] = hit
 	if s.o.Served != nil {
-		s.o.Served(i, hit)
+		s.o.Served(e.Request, hit)
 	}
 	for _, p := range pages[:hit] {
-		s.policy.Touch(now, s.slots[p])
+		s.shardOf(p).policy.Touch(now, s.at[p].slot)
 	}
-	taken, err := s.publish(now, pages[hit:])
-	if err != nil {
-		return err
+	for _, p := range pages[:hit] { // what was not worth its room on disk may be now
+		if err := s.writeBehind(now, p); err != nil {
+			return err
+		}
 	}
-	for _, p := range pages[:hit+taken] {
-		s.use(p, false)
+	if !s.o.Fetch {
+		return nil
 	}
-	return nil
+	return s.promote(now, pages[:hit])
 }
 
-// publish offers a run and says how many of its pages were taken. As in the store, each has its slot from the start.
-func (s *sim) publish(now float64, run []int32) (taken int, err error) {
+// publish offers what the lookup did not find, and ends the request.
+func (s *sim) publish(e Step) error {
+	pages := s.w.Requests[e.Request].Pages
+	hit := s.found[e.Request]
+	delete(s.found, e.Request)
+	there := hit
+	for there < len(pages) && s.at[pages[there]].slot != 0 { // another request published it meanwhile
+		s.use(pages[there], 1)
+		there++
+	}
+	s.res.Present += there - hit
+	taken, err := s.offer(e.Seconds, pages[there:])
+	for _, p := range pages[:there+taken] {
+		s.use(p, -1)
+	}
+	return err
+}
+
+// offer offers a run and says how many of its pages were taken. As in the store, each has its slot from the start.
+func (s *sim) offer(now float64, run []int32) (taken int, err error) {
 	if len(run) == 0 {
+		return 0, nil
+	}
+	sh := s.shardOf(run[0])
+	most, err := s.records(now, sh, len(run))
+	if err != nil {
+		return 0, err
+	}
+	s.res.Refused += len(run) - most
+	if run = run[:most]; most == 0 {
 		return 0, nil
 	}
 	var worth evict.Score
@@ -124,148 +267,93 @@ func (s *sim) publish(now float64, run []int32) (taken int, err error) {
 		if i > 0 {
 			a.Parent = s.granted[i-1]
 		}
-		s.offered, s.granted = append(s.offered, a), append(s.granted, s.slot())
-		if v := s.policy.Worth(now, 0, evict.Host, a); i == 0 || v > worth {
+		s.offered, s.granted = append(s.offered, a), append(s.granted, sh.slot())
+		if v := sh.policy.Worth(now, 0, evict.Host, a); i == 0 || v > worth {
 			worth = v
 		}
 	}
 	for taken < len(run) {
 		if s.o.singly {
-			worth = s.policy.Worth(now, 0, evict.Host, s.offered[taken])
+			worth = sh.policy.Worth(now, 0, evict.Host, s.offered[taken])
 		}
-		room, err := s.room(now, worth)
+		room, err := s.room(now, evict.Host, worth)
 		if err != nil {
 			return 0, err
 		}
 		if room != roomMade {
-			s.refuse(now, run[taken], taken, room == roomNotWorth)
+			s.refuse(now, sh, run[taken], taken, room == roomNotWorth)
 			break
 		}
-		s.held++
+		s.occupy(sh, evict.Host)
+		s.pages++
 		taken++
 	}
 	s.resize()
 	for i, p := range run[:taken] {
-		s.take(now, p, s.granted[i], s.offered[i])
+		s.take(now, sh, p, s.granted[i], s.offered[i])
+	}
+	for _, p := range run[:taken] {
+		if err := s.writeBehind(now, p); err != nil {
+			return taken, err
+		}
 	}
 	return taken, nil
 }
 
 // slot is a free one.
-func (s *sim) slot() evict.Ref {
-	if n := len(s.free); n > 0 {
-		r := s.free[n-1]
-		s.free = s.free[:n-1]
+func (sh *shard) slot() evict.Ref {
+	if n := len(sh.free); n > 0 {
+		r := sh.free[n-1]
+		sh.free = sh.free[:n-1]
 		return r
 	}
-	s.pages = append(s.pages, 0)
-	return evict.Ref(len(s.pages))
+	sh.pages = append(sh.pages, 0)
+	return evict.Ref(len(sh.pages))
 }
 
 // refuse gives up page p and all of the run behind it.
-func (s *sim) refuse(now float64, p int32, taken int, notWorth bool) {
+func (s *sim) refuse(now float64, sh *shard, p int32, taken int, notWorth bool) {
 	s.decide(decisionRefused, p)
 	s.res.Refused += len(s.offered) - taken
 	for i := len(s.granted) - 1; i >= taken; i-- {
-		s.free = append(s.free, s.granted[i])
+		sh.free = append(sh.free, s.granted[i])
 	}
 	if notWorth {
 		rest := s.offered[taken:]
 		for i := range rest[1:] {
 			rest[1+i].Parent = 0 // the page before
 		}
-		s.policy.Pass(now, rest)
+		sh.policy.Pass(now, rest)
 	}
 }
 
-// room of one page.
-type room int
-
-const (
-	roomMade     room = iota
-	roomNotWorth      // the next victim is worth more
-	roomNone          // nothing may go
-)
-
-func (s *sim) room(now float64, worth evict.Score) (room, error) {
-	if s.held < s.capacity {
-		return roomMade, nil
-	}
-	s.victims = s.policy.Victims(now, evict.Host, 0, nil, s.victims[:0])
-	if len(s.victims) == 0 {
-		return roomNone, nil
-	}
-	if s.victims[0].Score > worth {
-		return roomNotWorth, nil
-	}
-	return roomMade, s.evict(now, s.victims[0].Ref)
-}
-
-func (s *sim) take(now float64, p int32, r evict.Ref, a evict.Attrs) {
+func (s *sim) take(now float64, sh *shard, p int32, r evict.Ref, a evict.Attrs) {
 	s.decide(decisionTaken, p)
-	s.pages[r-1], s.slots[p] = p, r
+	sh.pages[r-1], s.at[p].slot = p, r
 	s.res.Written++
-	s.policy.Insert(now, r, a)
-	s.use(p, true)
+	sh.policy.Insert(now, r, a)
+	s.use(p, 1)
 	if parent := s.w.Parents[p]; parent >= 0 {
-		if s.slots[parent] == 0 {
+		if s.at[parent].slot == 0 {
 			s.res.Orphans++
 		}
-		s.children[parent]++
-		s.edge(parent)
+		s.at[parent].children[0]++
 	}
+	s.enter(p, evict.Host)
 }
 
-func (s *sim) evict(now float64, r evict.Ref) error {
-	if r == 0 || int(r) > len(s.pages) || s.slots[s.pages[r-1]] != r {
-		return fmt.Errorf("policy chose slot %d, which is empty", r)
-	}
-	p := s.pages[r-1]
-	if s.children[p] > 0 || s.using[p] {
-		return fmt.Errorf("policy chose page %d, which is not evictable", p)
-	}
-	s.decide(decisionEvicted, p)
-	s.slots[p] = 0
-	s.free = append(s.free, r)
-	s.held--
-	if s.res.Evicted++; s.res.Evicted == 1 {
-		s.told = 0 // now the policy shall know what the tier can hold
-	}
-	s.policy.Remove(now, r, true)
-	if parent := s.w.Parents[p]; parent >= 0 {
-		s.children[parent]--
-		s.edge(parent)
-	}
-	return nil
-}
-
-func (s *sim) resize() {
-	if change := max(s.told, s.held) - min(s.told, s.held); change > s.told/resizeShare {
-		s.told = s.held
-		s.policy.Resize(evict.Host, uint64(s.held)*s.o.PageBytes, uint64(s.held))
-	}
-}
-
-func (s *sim) use(p int32, using bool) {
-	s.using[p] = using
+func (s *sim) use(p int32, by int16) {
+	s.at[p].using += by
 	s.edge(p)
-}
-
-// edge tells the policy whether p may go.
-func (s *sim) edge(p int32) {
-	if r := s.slots[p]; r != 0 {
-		s.policy.SetEvictable(r, evict.Host, s.children[p] == 0 && !s.using[p])
-	}
 }
 
 // attrs is what the policy may know of page p. A parent that is not resident has no slot.
 func (s *sim) attrs(p int32) evict.Attrs {
 	a := evict.Attrs{
-		Bytes: s.o.PageBytes, FLOPs: s.costs[p], Tokens: s.w.PageTokens, Depth: uint32(s.w.Depths[p]),
-		KeyTag: KeyTag(p),
+		Bytes: s.o.PageBytes, FLOPs: s.costs[p], Tokens: s.w.PageTokens, Depth: uint32(s.w.Depths[p]), KeyTag: s.o.Tag(p),
 	}
 	if parent := s.w.Parents[p]; parent >= 0 {
-		a.Parent = s.slots[parent]
+		a.Parent = s.at[parent].slot
 	}
 	return a
 }
@@ -278,6 +366,10 @@ const (
 	decisionEvicted byte = iota
 	decisionTaken
 	decisionRefused // it and the rest of its run
+	decisionLeft    // memory alone; its copy on disk stays
+	decisionErased  // from disk alone; its copy in memory stays
+	decisionCopied  // to disk
+	decisionBrought // back into memory
 )
 
 func (s *sim) decide(what byte, page int32) {

@@ -41,7 +41,7 @@ func TestReplayByHand(t *testing.T) {
 		t.Fatal(err)
 	}
 	got.Decision = 0
-	want := Result{Capacity: 3, Hits: 5, Saved: 14, Written: 7, Evicted: 4, Refused: 1}
+	want := Result{Capacity: 3, Hits: 5, Saved: 14, Written: 7, Evicted: 4, Refused: 1, WrittenTo: [evict.NumTiers]int{evict.Host: 7}, HeldIn: [evict.NumTiers]int{evict.Host: 3}}
 	if got != want {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
@@ -266,7 +266,7 @@ func (x *wrong) Victims(_ float64, _ evict.Tier, _ uint64, _ *evict.Shares, dst 
 
 func TestAWrongPolicyIsFoundOut(t *testing.T) {
 	w := workloadOf(t, []uint64{1, 2}, []uint64{3})
-	for victim, want := range map[evict.Ref]string{1: "request 1: policy chose page 0, which is not evictable", 3: "which is empty", 0: "which is empty"} {
+	for victim, want := range map[evict.Ref]string{1: "request 1: policy chose page 0, which is not evictable from the host tier", 3: "which is empty", 0: "which is empty"} {
 		_, err := Replay(w, make([]float64, 3), &wrong{evict.NewLRU(9), victim}, 2, Options{})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("victim %d: %v, want %q", victim, err, want)

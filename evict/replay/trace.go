@@ -6,6 +6,7 @@ package replay
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -59,33 +60,46 @@ func (r *Request) FullBlocks() []uint64 {
 }
 
 // Reader reads a trace request by request. Memory is bounded by one line.
-type Reader struct{ lines }
+type Reader struct {
+	lines
+	recording bool // the requests so far are of one
+}
 
 // NewReader reads from r.
-func NewReader(r io.Reader) *Reader { return &Reader{linesOf(r)} }
+func NewReader(r io.Reader) *Reader { return &Reader{lines: linesOf(r)} }
 
 // Next is the next request, or io.EOF. Empty lines are skipped; anything else that is not a request is a *LineError.
 func (r *Reader) Next() (Request, error) {
 	var q Request
 	if err := r.decode(&q); err != nil {
+		var bad *LineError
+		if r.recording && *r.cut && errors.As(err, &bad) { // a server that was killed wrote no more of it
+			return Request{}, io.EOF
+		}
 		return Request{}, err
 	}
 	if text := q.wrong(); text != "" {
 		return Request{}, &LineError{r.line, text}
 	}
+	r.recording = q.FromRecording()
 	return q, nil
 }
 
 // lines are those of a trace, one JSON object each.
 type lines struct {
 	scan *bufio.Scanner
-	line int // the one at hand, from 1
+	line int   // the one at hand, from 1
+	cut  *bool // nothing ends it
 }
 
 func linesOf(r io.Reader) lines {
-	s := bufio.NewScanner(r)
-	s.Buffer(make([]byte, 64<<10), maxLineBytes)
-	return lines{scan: s}
+	l := lines{scan: bufio.NewScanner(r), cut: new(bool)}
+	l.scan.Buffer(make([]byte, 64<<10), maxLineBytes)
+	l.scan.Split(func(data []byte, atEnd bool) (advance int, token []byte, err error) {
+		*l.cut = atEnd && bytes.IndexByte(data, '\n') < 0
+		return bufio.ScanLines(data, atEnd)
+	})
+	return l
 }
 
 // decode reads the next line that is not empty into v, or answers io.EOF. A line that was cut off by a failing reader is
@@ -103,7 +117,7 @@ func (l *lines) decode(v any) error {
 		if cut := l.scan.Err(); cut != nil {
 			return fmt.Errorf("read trace line %d: %w", l.line, cut)
 		}
-		return &LineError{l.line, err.Error()}
+		return &LineError{l.line, wrongJSON(err)}
 	}
 	if err := l.scan.Err(); errors.Is(err, bufio.ErrTooLong) {
 		return &LineError{l.line + 1, fmt.Sprintf("longer than %d bytes", maxLineBytes)}
@@ -111,6 +125,15 @@ func (l *lines) decode(v any) error {
 		return fmt.Errorf("read trace line %d: %w", l.line+1, err)
 	}
 	return io.EOF
+}
+
+// wrongJSON says what is wrong with a line in the words of the format.
+func wrongJSON(err error) string {
+	var kind *json.UnmarshalTypeError
+	if errors.As(err, &kind) && kind.Field != "" {
+		return fmt.Sprintf("%s is a JSON %s, which it cannot be", kind.Field, kind.Value)
+	}
+	return "no JSON object: " + err.Error()
 }
 
 func (r *Request) wrong() string {

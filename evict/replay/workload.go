@@ -14,6 +14,7 @@ type Workload struct {
 	Requests   []Access
 	Parents    []int32 // of each page, -1: root. A parent has a lower number than its children
 	Depths     []int32 // pages before it
+	Spaces     []int32 // the namespace of each page, from 0 in order of appearance; nil: one for all
 }
 
 // Access is one request: the pages that its prompt fills, from the root on.
@@ -21,6 +22,7 @@ type Access struct {
 	Seconds float64 // since the start
 	Input   int32   // tokens of the prompt; those behind the last full page have no page
 	Output  int32   // tokens generated
+	Space   int32   // namespace, as Workload.Spaces
 	Pages   []int32
 }
 
@@ -85,6 +87,7 @@ type builder struct {
 	w        *Workload
 	perPage  int // blocks of the trace
 	ids      map[pageKey]int32
+	spaces   map[int]int32 // by the number in a recording
 	accesses int
 	last     float64
 }
@@ -126,6 +129,7 @@ func (b *builder) add(a Access, blocks []uint64) error {
 	}
 	a.Pages = make([]int32, n)
 	parent := int32(-1)
+	before := len(b.w.Parents)
 	for d := range a.Pages {
 		id := blocks[d*b.perPage]
 		for _, next := range blocks[d*b.perPage+1 : (d+1)*b.perPage] {
@@ -137,8 +141,36 @@ func (b *builder) add(a Access, blocks []uint64) error {
 		}
 		a.Pages[d], parent = p, p
 	}
+	if a.Space > 0 && b.w.Spaces == nil {
+		b.w.Spaces = make([]int32, before)
+	}
+	for b.w.Spaces != nil && len(b.w.Spaces) < len(b.w.Parents) {
+		b.w.Spaces = append(b.w.Spaces, a.Space)
+	}
 	b.w.Requests = append(b.w.Requests, a)
 	return nil
+}
+
+// space numbers the namespaces of a recording as they first come.
+func (b *builder) space(number int) int32 {
+	if b.spaces == nil {
+		b.spaces = map[int]int32{}
+	}
+	n, ok := b.spaces[number]
+	if !ok {
+		n = int32(len(b.spaces))
+		b.spaces[number] = n
+	}
+	return n
+}
+
+// Namespaces is how many the workload has.
+func (w *Workload) Namespaces() int {
+	most := int32(0)
+	for i := range w.Requests {
+		most = max(most, w.Requests[i].Space)
+	}
+	return int(most) + 1
 }
 
 func (b *builder) page(k pageKey, depth int32) (int32, error) {

@@ -140,7 +140,7 @@ func (d *Daemon) openStore(ctx context.Context, deps Deps) (err error) {
 	d.store, err = store.New(store.Options{
 		Clock: deps.Clock, Shards: c.Shards, Tiers: tiers, NoWriteBehind: c.NoWriteBehind, NewPolicy: newPolicy,
 		Limits: c.limits(), MetadataBytes: c.MetadataBytes, PrefillFLOPS: c.PrefillFLOPS,
-		Core: core.Options{MaxLeaseTTL: c.MaxLease},
+		Core: core.Options{MaxLeaseTTL: c.MaxLease, FingerprintKey: c.fingerprintKey()},
 	})
 	if err != nil {
 		return fmt.Errorf("set up store: %w", err)
@@ -152,7 +152,7 @@ func (d *Daemon) serverOptions(deps Deps) server.Options {
 	c := &d.config
 	o := server.Options{
 		Store: d.store, Registry: d.registry, Clock: deps.Clock, Version: deps.Version,
-		Auth: c.authMode(), Insecure: c.Insecure, Metrics: deps.Metrics, GRPC: d.tracing.options(),
+		Auth: c.authMode(), Insecure: c.Insecure, Eviction: c.evictionSetting(), Metrics: deps.Metrics, GRPC: d.tracing.options(),
 		Limits: server.Limits{
 			MaxKeys: c.MaxKeys, MaxBatchBytes: int64(c.MaxBatchBytes), MaxChunkBytes: int(c.MaxChunkBytes),
 			MaxMessageBytes: messageBytes(c), MaxLease: c.MaxLease, DefaultLease: c.DefaultLease,

@@ -42,6 +42,7 @@ type Config struct {
 	NoWriteBehind bool    // only what is published durably goes to the disk tier
 	Eviction      string  // policy: vbr, lru
 	PrefillFLOPS  float64 // of the engines together: what loading from disk costs them
+	EvictionSeed  uint64  // what eviction draws and watches follows from it; 0: another at each start
 	Shards        int     // independent parts of the store, each with a lock of its own
 
 	Auth        AuthMode

@@ -7,6 +7,8 @@ import (
 
 	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/store/core"
+	"github.com/quire-kv/quire/store/page"
+	"github.com/quire-kv/quire/store/server"
 )
 
 // What metadata has room for:
@@ -85,13 +87,35 @@ func (c *Config) newPolicy() (func(shard int) evict.Policy, error) {
 	if c.Eviction == evictLRU {
 		return func(int) evict.Policy { return evict.NewLRU(refs) }, nil
 	}
-	var seed [8]byte
-	if _, err := rand.Read(seed[:]); err != nil {
-		return nil, fmt.Errorf("seed of eviction: %w", err)
+	seed := c.EvictionSeed
+	if seed == 0 {
+		var b [8]byte
+		if _, err := rand.Read(b[:]); err != nil {
+			return nil, fmt.Errorf("seed of eviction: %w", err)
+		}
+		seed = binary.LittleEndian.Uint64(b[:])
 	}
 	return func(shard int) evict.Policy {
-		v := evict.NewVBR(refs, binary.LittleEndian.Uint64(seed[:])+uint64(shard))
+		v := evict.NewVBR(refs, seed+uint64(shard))
 		v.WatchWithin(c.sampleBytes())
 		return v
 	}, nil
+}
+
+// evictionSetting is what Status tells of it.
+func (c *Config) evictionSetting() server.EvictionSetting {
+	l := c.limits()
+	s := server.EvictionSetting{Policy: c.Eviction, Shards: c.Shards, Pages: l.Pages, Extents: l.Extents, Seed: c.EvictionSeed}
+	if c.Eviction != evictLRU {
+		s.SampleBytes = c.sampleBytes()
+	}
+	return s
+}
+
+// fingerprintKey is the one that belongs to the seed; 0: a random one.
+func (c *Config) fingerprintKey() uint64 {
+	if c.EvictionSeed == 0 {
+		return 0
+	}
+	return page.FingerprintKey(c.EvictionSeed)
 }

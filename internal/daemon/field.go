@@ -52,6 +52,7 @@ func Fields() []Field {
 		size("disk", "`size` of the disk tier in data, its own index included, hard bound; 0 for none (default none)", func(c *Config) *uint64 { return &c.DiskBytes }),
 		onUnless("write_behind", "write pages in memory to the disk tier in the background too, so that they outlive eviction and restart; without it only durable publications", func(c *Config) *bool { return &c.NoWriteBehind }),
 		text("eviction", "`policy` by which pages go when a tier is full: vbr, those whose bytes are expected to save least recomputing, or lru, those used longest ago (default vbr)", func(c *Config) *string { return &c.Eviction }),
+		seed("eviction_seed", "`number` from which follows what eviction draws and which pages it watches, so that quire trace play can predict it page by page; for trials, not where strangers publish; 0 takes another at each start (default 0)", func(c *Config) *uint64 { return &c.EvictionSeed }),
 		number("prefill_flops", "`number` of operations a second that the engines together do in prefill; what they could recompute while pages are loaded from disk is taken off what those are worth there (default 3.16e15, eight H100 at 40 %)", func(c *Config) *float64 { return &c.PrefillFLOPS }),
 		count("shards", "`number` of independent parts with a lock each; more helps many writers (default 4)", func(c *Config) *int { return &c.Shards }),
 		text("auth", "`mode` of authentication: none, token or mtls (default none, on loopback only)", func(c *Config) *string { return (*string)(&c.Auth) }),
@@ -144,6 +145,21 @@ func count(key, usage string, at func(*Config) *int) Field {
 				return nil
 			},
 			get: func() string { return strconv.Itoa(*at(c)) },
+		}
+	}}
+}
+
+// seed is any whole number.
+func seed(key, usage string, at func(*Config) *uint64) Field {
+	return Field{Key: key, Usage: usage, value: func(c *Config) value {
+		return value{
+			set: func(s string) (err error) {
+				if *at(c), err = strconv.ParseUint(s, 10, 64); err != nil {
+					return fmt.Errorf("%q is no number from 0", s)
+				}
+				return nil
+			},
+			get: func() string { return strconv.FormatUint(*at(c), 10) },
 		}
 	}}
 }

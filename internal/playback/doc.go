@@ -6,6 +6,7 @@
 //	        ──Publish──────────────> the rest, as one run below the last hit
 //	        ──Release──────────────> the lease
 //
-// Requests go one after the other, in the order of the trace. Pages are of few bytes, so that a small store holds many;
-// the namespace has the shape of the model whose costs are meant.
+// Requests begin in the order of the trace, one after the other or several at a time. Pages are of few bytes, so that a
+// small store holds many; each namespace of a recording has one of its own, with the shape of the model whose costs are
+// meant. What is asked is noted in the order of the answers, with their times: that is what is replayed.
 package playback

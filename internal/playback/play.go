@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
-	"github.com/quire-kv/quire/evict"
+	"golang.org/x/sync/errgroup"
+
 	"github.com/quire-kv/quire/evict/replay"
 	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/reason"
@@ -17,13 +19,19 @@ import (
 
 // Options of a play. Zero values are defaults.
 type Options struct {
-	Group page.GroupID // of the pages
-	Fetch bool         // get the bytes of hits too, and compare them; else the lookup alone is their use
-	Clock clock.Clock  // by which requests are timed, best that of the store; default clock.System
+	Group page.GroupID  // of the pages
+	Fetch bool          // get the bytes of hits too, and compare them; else the lookup alone is their use
+	Clock clock.Clock   // by which requests are timed, best that of the store; default clock.System
+	Start clock.Instant // of Clock, when the store began: what is made later has its time since then. Default: when the play began
+	// InFlight is how many requests may be under way at once, those beyond wait; default 1: one after the other.
+	InFlight int
 	// Before is called before each request, with its time in the trace: it waits for it, or moves a clock. nil: requests
 	// follow each other at once.
 	Before func(ctx context.Context, request int, seconds float64) error
-	// After is called when all of a request is done, with what was done so far.
+	// Compute is called between lookup and publication with the FLOPs of what was not there, from several goroutines: it
+	// takes the time that a prefill takes. nil: none.
+	Compute func(ctx context.Context, flops float64) error
+	// After is called when all of a request is done, with what was done so far; never twice at once.
 	After func(ctx context.Context, request int, so *Result) error
 }
 
@@ -33,137 +41,231 @@ const leaseTTL = 30 * time.Second
 // Result is what the store did with the requests.
 type Result struct {
 	Requests int
-	Accesses int       // of pages
-	FLOPs    float64   // of all accesses
-	Hits     int       // pages served: of each request the run from its root that was there
-	Saved    float64   // FLOPs of the pages served
-	Written  int       // pages that were published
-	NotWorth int       // pages refused as not worth their place, with what is behind them
-	NoRoom   int       // pages refused for want of room, with what is behind them
-	Unleased int       // hits beyond what a lease may hold: used without one
-	Lost     int       // pages that were there at the lookup and could not be fetched
-	Seconds  []float64 // when each request was made, since the play began
+	Accesses int           // of pages
+	FLOPs    float64       // of all accesses
+	Hits     int           // pages served: of each request the run from its root that was there
+	Saved    float64       // FLOPs of the pages served
+	Written  int           // pages that were published
+	Present  int           // pages that others had published, or were at, when their turn came
+	NotWorth int           // pages refused as not worth their place, with what is behind them
+	NoRoom   int           // pages refused for want of room, with what is behind them
+	Unleased int           // hits beyond what a lease may hold: used without one
+	Lost     int           // pages that were there at the lookup and could not be fetched
+	Steps    []replay.Step // what was asked, in the order of the answers, with their times
 }
 
 var errWrong = errors.New("a page has other bytes than were published")
 
-// Play makes all requests. costs are those of the workload's pages. An error says which request it ended at; what was
-// done before is in the result.
-func Play(ctx context.Context, w *replay.Workload, costs []float64, s *client.Session, o Options) (Result, error) {
-	geo, ok := s.Geometry(o.Group)
-	if !ok {
-		return Result{}, fmt.Errorf("the namespace has no group %v", o.Group)
-	}
+// Play makes all requests, each in the session of its namespace (replay.Access.Space). costs are those of the workload's
+// pages. An error says which request it ended at; what was done before is in the result.
+func Play(ctx context.Context, w *replay.Workload, costs []float64, sessions []*client.Session, o Options) (Result, error) {
 	if o.Clock == nil {
 		o.Clock = clock.System()
 	}
-	p := &play{w: w, costs: costs, s: s, o: o, bytes: int(geo.CellBytes) * int(geo.Heads) * int(geo.Layers), began: o.Clock.Now()}
+	if o.Start == 0 {
+		o.Start = o.Clock.Now()
+	}
+	p := &play{w: w, costs: costs, sessions: sessions, o: o}
+	for _, s := range sessions {
+		geo, ok := s.Geometry(o.Group)
+		if !ok {
+			return Result{}, fmt.Errorf("the namespace has no group %v", o.Group)
+		}
+		p.bytes = int(geo.CellBytes) * int(geo.Heads) * int(geo.Layers)
+	}
 	for i := range w.Requests {
-		if err := p.request(ctx, i); err != nil {
-			return p.res, fmt.Errorf("request %d: %w", i, err)
+		if n := w.Requests[i].Space; int(n) >= len(sessions) {
+			return Result{}, fmt.Errorf("request %d is of namespace %d, and there are %d sessions", i, n, len(sessions))
 		}
 	}
-	return p.res, nil
+	under, inner := errgroup.WithContext(ctx)
+	under.SetLimit(max(1, o.InFlight))
+	err := p.all(inner, under)
+	if ended := under.Wait(); ended != nil { // what came of it is no cause
+		err = ended
+	}
+	return p.res, err
 }
 
-type play struct {
-	w     *replay.Workload
-	costs []float64
-	s     *client.Session
-	o     Options
-	bytes int // of a page's payload
-	began clock.Instant
-	keys  []byte
-	items []client.Item
-	pages [][]byte // buffers
-	want  []byte
-	res   Result
-}
-
-func (p *play) request(ctx context.Context, i int) (err error) {
-	r := &p.w.Requests[i]
-	if p.o.Before != nil {
-		if err := p.o.Before(ctx, i, r.Seconds); err != nil {
+// all begins the requests, in the order of the trace.
+func (p *play) all(ctx context.Context, under *errgroup.Group) error {
+	for i := range p.w.Requests {
+		if p.o.Before != nil {
+			if err := p.o.Before(ctx, i, p.w.Requests[i].Seconds); err != nil {
+				return fmt.Errorf("request %d: %w", i, err)
+			}
+		}
+		one := func() error {
+			if err := p.request(ctx, i); err != nil {
+				return fmt.Errorf("request %d: %w", i, err)
+			}
+			return nil
+		}
+		if p.o.InFlight > 1 {
+			under.Go(one)
+		} else if err := one(); err != nil {
 			return err
 		}
-	}
-	p.res.Seconds = append(p.res.Seconds, p.o.Clock.Now().Sub(p.began).Seconds())
-	p.res.Requests++
-	p.res.Accesses += len(r.Pages)
-	for _, x := range r.Pages {
-		p.res.FLOPs += p.costs[x]
-	}
-	if len(r.Pages) > 0 {
-		if err := p.serve(ctx, r.Pages); err != nil {
+		if err := ctx.Err(); err != nil {
 			return err
 		}
-	}
-	if p.o.After != nil {
-		return p.o.After(ctx, i, &p.res)
 	}
 	return nil
 }
 
-// serve is one request: the lease is held until what was lacking is published.
-func (p *play) serve(ctx context.Context, pages []int32) (err error) {
-	p.keys = p.keys[:0]
-	for _, x := range pages {
-		p.keys = appendHash(p.keys, x)
+// play is shared by the requests under way.
+type play struct {
+	w        *replay.Workload
+	costs    []float64
+	sessions []*client.Session
+	o        Options
+	bytes    int       // of a page's payload
+	spare    sync.Pool // of *buffers
+
+	mu  sync.Mutex // guards what follows
+	res Result
+}
+
+// buffers are those of one request at a time, used again and again.
+type buffers struct {
+	keys     []byte
+	items    []client.Item
+	payloads [][]byte
+	want     []byte
+}
+
+// one is one request.
+type one struct {
+	*play
+	*buffers
+	s     *client.Session
+	index int
+	pages []int32
+}
+
+func (p *play) request(ctx context.Context, i int) (err error) {
+	r := &p.w.Requests[i]
+	b, _ := p.spare.Get().(*buffers)
+	if b == nil {
+		b = &buffers{}
 	}
-	run := client.Run{Group: p.o.Group, Hashes: p.keys}
-	there, err := p.s.Exists(ctx, run, leaseTTL)
+	defer p.spare.Put(b)
+	flops := 0.0
+	for _, x := range r.Pages {
+		flops += p.costs[x]
+	}
+	p.count(func(res *Result) {
+		res.Requests++
+		res.Accesses += len(r.Pages)
+		res.FLOPs += flops
+	})
+	if len(r.Pages) > 0 {
+		q := one{play: p, buffers: b, s: p.sessions[r.Space], index: i, pages: r.Pages}
+		if err := q.serve(ctx); err != nil {
+			return err
+		}
+	}
+	if p.o.After == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.o.After(ctx, i, &p.res)
+}
+
+func (p *play) count(f func(*Result)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f(&p.res)
+}
+
+// step notes what was answered now.
+func (q *one) step(publish bool) {
+	q.count(func(res *Result) {
+		res.Steps = append(res.Steps, replay.Step{Request: q.index, Publish: publish, Seconds: q.o.Clock.Now().Sub(q.o.Start).Seconds()})
+	})
+}
+
+// serve is the request: the lease is held until what was lacking is published.
+func (q *one) serve(ctx context.Context) (err error) {
+	q.keys = q.keys[:0]
+	for _, x := range q.pages {
+		q.keys = appendHash(q.keys, x)
+	}
+	run := client.Run{Group: q.o.Group, Hashes: q.keys}
+	there, err := q.s.Exists(ctx, run, leaseTTL)
 	if err != nil {
 		return fmt.Errorf("look up: %w", err)
 	}
+	q.step(false)
 	if there.Lease != nil {
 		defer func() { err = errors.Join(err, there.Lease.Release(ctx)) }()
 	}
-	hits, err := p.use(ctx, run, &there)
+	hits, err := q.use(ctx, run, &there)
 	if err != nil {
 		return err
 	}
-	p.res.Hits += hits
-	for _, x := range pages[:hits] {
-		p.res.Saved += p.costs[x]
+	saved, lacking := 0.0, 0.0
+	for i, x := range q.pages {
+		if i < hits {
+			saved += q.costs[x]
+		} else {
+			lacking += q.costs[x]
+		}
 	}
-	return p.publish(ctx, run, hits, len(pages))
+	q.count(func(res *Result) {
+		res.Hits += hits
+		res.Saved += saved
+	})
+	if q.o.Compute != nil {
+		if err := q.o.Compute(ctx, lacking); err != nil {
+			return err
+		}
+	}
+	if err := q.publish(ctx, run, hits, len(q.pages)); err != nil {
+		return err
+	}
+	q.step(true)
+	return nil
 }
 
 // use makes use of the pages that are there, once, and says how many could be used.
-func (p *play) use(ctx context.Context, run client.Run, there *client.Presence) (hits int, err error) {
-	p.res.Unleased += there.Leading - there.Leased
-	leased, rest := p.s.First(run, there.Leased), p.s.Rest(p.s.First(run, there.Leading), there.Leased)
-	if !p.o.Fetch {
+func (q *one) use(ctx context.Context, run client.Run, there *client.Presence) (hits int, err error) {
+	found := max(there.Leading, there.Leased) // the lease was taken after the look, and more may have come between
+	q.count(func(res *Result) { res.Unleased += found - there.Leased })
+	leased, rest := q.s.First(run, there.Leased), q.s.Rest(q.s.First(run, found), there.Leased)
+	if !q.o.Fetch {
 		if len(rest.Hashes) > 0 { // what is leased was used by the lookup
-			if _, err := p.s.Touch(ctx, rest); err != nil {
+			if _, err := q.s.Touch(ctx, rest); err != nil {
 				return 0, fmt.Errorf("touch: %w", err)
 			}
 		}
-		return there.Leading, nil
+		return found, nil
 	}
-	good, err := p.fetch(ctx, leased, there.Lease)
+	good, err := q.fetch(ctx, leased, there.Lease)
 	if err == nil && good == there.Leased {
 		var more int
-		more, err = p.fetch(ctx, rest, nil)
+		more, err = q.fetch(ctx, rest, nil)
 		good += more
 	}
-	p.res.Lost += there.Leading - good
+	q.count(func(res *Result) { res.Lost += found - good })
 	return good, err
 }
 
 // fetch gets the bytes of a run and says of how many pages from the first on it got them.
-func (p *play) fetch(ctx context.Context, run client.Run, lease *client.Lease) (good int, err error) {
+func (q *one) fetch(ctx context.Context, run client.Run, lease *client.Lease) (good int, err error) {
 	n := len(run.Hashes) / hashBytes
 	if n == 0 {
 		return 0, nil
 	}
-	got, err := p.s.FetchInto(ctx, run, page.View{}, nil, p.buffers(n), lease)
+	into := q.room(n)
+	got, err := q.s.FetchInto(ctx, run, page.View{}, nil, into, lease)
 	if err != nil {
 		return 0, fmt.Errorf("fetch: %w", err)
 	}
 	good = client.GoodPrefix(got)
 	for i := range good {
-		if fill(p.want, run.Hashes[i*hashBytes:][:hashBytes]); !bytes.Equal(p.want, p.pages[i]) {
+		if fill(q.want, run.Hashes[i*hashBytes:][:hashBytes]); !bytes.Equal(q.want, into[i]) {
 			return 0, fmt.Errorf("fetch: page %x: %w", run.Hashes[i*hashBytes:][:4], errWrong)
 		}
 	}
@@ -171,61 +273,64 @@ func (p *play) fetch(ctx context.Context, run client.Run, lease *client.Lease) (
 }
 
 // publish offers the pages of a run from the given one on.
-func (p *play) publish(ctx context.Context, run client.Run, from, to int) error {
+func (q *one) publish(ctx context.Context, run client.Run, from, to int) error {
 	if from == to {
 		return nil
 	}
-	buffers := p.buffers(to - from)
-	p.items = p.items[:0]
-	for i := range to - from {
-		fill(buffers[i], p.key(from+i))
-		p.items = append(p.items, client.Item{Bytes: buffers[i]})
+	room := q.room(to - from)
+	q.items = q.items[:0]
+	for i := range room {
+		fill(room[i], q.key(from+i))
+		q.items = append(q.items, client.Item{Bytes: room[i]})
 	}
-	if first := &p.items[0]; from == 0 {
+	if first := &q.items[0]; from == 0 {
 		first.Root = true
 	} else {
-		first.Parent, _ = page.MakeHash(p.key(from - 1))
+		first.Parent, _ = page.MakeHash(q.key(from - 1))
 	}
-	results, err := p.s.Publish(ctx, p.s.Rest(run, from), page.View{}, nil, p.items, client.PublishOptions{})
+	results, err := q.s.Publish(ctx, q.s.Rest(run, from), page.View{}, nil, q.items, client.PublishOptions{})
 	if err != nil {
 		return fmt.Errorf("publish: %w", err)
 	}
-	taken := client.GoodPrefix(results)
-	p.res.Written += taken
-	if taken == len(results) {
-		return nil
-	}
-	refused := len(results) - taken
-	switch why := results[taken].Reason; why {
-	case reason.NotWorth:
-		p.res.NotWorth += refused
-	case reason.Busy, reason.QuotaExceeded:
-		p.res.NoRoom += refused
-	default:
-		return fmt.Errorf("publish: page %d of the request: %w", from+taken, why)
-	}
-	return nil
+	q.count(func(res *Result) {
+		for i, r := range results {
+			switch {
+			case r.Outcome == client.Committed:
+				res.Written++
+			case r.Outcome == client.Present || r.Reason == reason.Held || r.Reason == reason.ParentMissing: // by one that overlaps
+				res.Present++
+			case r.Reason == reason.NotWorth:
+				res.NotWorth++
+			case r.Reason == reason.Busy || r.Reason == reason.QuotaExceeded:
+				res.NoRoom++
+			default:
+				err = fmt.Errorf("publish: page %d of the request: %w", from+i, r.Reason)
+			}
+		}
+	})
+	return err
 }
 
-func (p *play) key(i int) []byte { return p.keys[i*hashBytes : (i+1)*hashBytes] }
+func (q *one) key(i int) []byte { return q.keys[i*hashBytes : (i+1)*hashBytes] }
 
-// buffers are n buffers of a page each, used again and again.
-func (p *play) buffers(n int) [][]byte {
-	for len(p.pages) < n {
-		p.pages = append(p.pages, make([]byte, p.bytes))
+// room is n buffers of a page each.
+func (q *one) room(n int) [][]byte {
+	for len(q.payloads) < n {
+		q.payloads = append(q.payloads, make([]byte, q.bytes))
 	}
-	if p.want == nil {
-		p.want = make([]byte, p.bytes)
+	if q.want == nil {
+		q.want = make([]byte, q.bytes)
 	}
-	return p.pages[:n]
+	return q.payloads[:n]
 }
 
-// Predict replays the same requests, at the times when they were made, over one tier of so many pages.
-func Predict(w *replay.Workload, costs []float64, played *Result, policy evict.Policy, capacity int, o replay.Options) (replay.Result, error) {
-	asMade := *w
-	asMade.Requests = append([]replay.Access(nil), w.Requests[:len(played.Seconds)]...)
-	for i, at := range played.Seconds {
-		asMade.Requests[i].Seconds = at
+// Predict replays what was played, in the order and at the times of the answers, against a node.
+func Predict(w *replay.Workload, costs []float64, played *Result, n replay.Node, o replay.Options) (replay.Result, error) {
+	if o.Steps = played.Steps; o.Steps == nil {
+		o.Steps = []replay.Step{}
 	}
-	return replay.Replay(&asMade, costs, policy, capacity, o)
+	return replay.ReplayNode(w, costs, n, o)
 }
+
+// KeyTag is by what the policies of a store with this seed (page.KeyTag) know page p.
+func KeyTag(seed uint64, p int32) uint64 { return page.KeyTag(seed, appendHash(nil, p)) }

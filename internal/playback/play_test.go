@@ -1,10 +1,13 @@
 package playback_test
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
+	"sync/atomic"
 	"testing"
 
 	"github.com/quire-kv/quire/evict"
@@ -22,7 +25,7 @@ var named = []struct {
 	make func() evict.Policy
 }{
 	{"lru", func() evict.Policy { return evict.NewLRU(0) }},
-	{"vbr", func() evict.Policy { return evict.NewVBR(0, 1) }},
+	{"vbr", func() evict.Policy { return evict.NewVBR(0, seed) }},
 }
 
 // TestReplayPredictsTheLiveStore: what a store saves under a trace that is played over gRPC is within 3 % of what the
@@ -49,7 +52,7 @@ func TestReplayPredictsTheLiveStore(t *testing.T) {
 func near(t *testing.T, x *world, o *setting, tolerance float64) {
 	t.Helper()
 	r, held := x.play(t, playback.Options{})
-	got, err := playback.Predict(x.workload, x.costs, &r, o.policy(), held, replay.Options{PageBytes: o.slotBytes()})
+	got, err := playback.Predict(x.workload, x.costs, &r, x.node(o, held), replay.Options{PageBytes: o.slotBytes()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +64,7 @@ func near(t *testing.T, x *world, o *setting, tolerance float64) {
 	if math.Abs(r.Saved/got.Saved-1) > tolerance {
 		t.Errorf("live saves %.2f %% of what is predicted", 100*r.Saved/got.Saved)
 	}
-	if r.Hits+r.Written+r.NotWorth+r.NoRoom != x.workload.Accesses() || r.Lost != 0 {
+	if r.Hits+r.Written+r.Present+r.NotWorth+r.NoRoom != x.workload.Accesses() || r.Lost != 0 {
 		t.Errorf("%d accesses: %+v", x.workload.Accesses(), r)
 	}
 	if orphans := x.store.Status().Totals.Orphaned; orphans != [core.NumOrphanCauses]uint64{} {
@@ -69,61 +72,84 @@ func near(t *testing.T, x *world, o *setting, tolerance float64) {
 	}
 }
 
-// knowing lets a policy know pages by the tags that a replay gives them, which are numbered as pages are first offered.
-// The store's are keyed.
-type knowing struct {
-	evict.Policy
-	tags map[uint64]uint64
-}
-
-func (k *knowing) of(a evict.Attrs) evict.Attrs {
-	n, ok := k.tags[a.KeyTag]
-	if !ok {
-		n = uint64(len(k.tags))
-		k.tags[a.KeyTag] = n
-	}
-	a.KeyTag = replay.KeyTag(int32(n))
-	return a
-}
-
-func (k *knowing) Insert(now float64, r evict.Ref, a evict.Attrs) { k.Policy.Insert(now, r, k.of(a)) }
-
-func (k *knowing) Worth(now float64, r evict.Ref, t evict.Tier, a evict.Attrs) evict.Score {
-	return k.Policy.Worth(now, r, t, k.of(a))
-}
-
-func (k *knowing) Pass(now float64, run []evict.Attrs) {
-	for i := range run {
-		run[i] = k.of(run[i])
-	}
-	k.Policy.Pass(now, run)
-}
-
-// TestReplayDecidesAsTheStoreDoes: a policy that knows pages by the same tags serves, takes and refuses exactly the same
-// in a replay and in a store, whether bytes are fetched or not: each use is one, and nothing else tells them apart.
+// TestReplayDecidesAsTheStoreDoes: with the seed of a store, a replay serves, takes, evicts and refuses exactly the same,
+// whether bytes are fetched or not, whether room or records end first, with a small sample too, and in several shards.
 func TestReplayDecidesAsTheStoreDoes(t *testing.T) {
-	w := excerpt(t)
+	whole := excerpt(t)
+	three := spread(whole, 3)
+	small := func() evict.Policy {
+		v := evict.NewVBR(0, seed)
+		v.WatchWithin(evict.VBRLeastSampleBytes)
+		return v
+	}
+	for name, c := range map[string]struct {
+		w *replay.Workload
+		o setting
+		p playback.Options
+	}{
+		"lru":                   {whole, setting{tierBytes: 8 * mib, policy: named[0].make}, playback.Options{}},
+		"vbr":                   {whole, setting{tierBytes: 8 * mib, policy: named[1].make}, playback.Options{}},
+		"lru, fetched":          {whole, setting{tierBytes: 8 * mib, policy: named[0].make}, playback.Options{Fetch: true}},
+		"vbr, fetched":          {whole, setting{tierBytes: 8 * mib, policy: named[1].make}, playback.Options{Fetch: true}},
+		"vbr, a small sample":   {whole, setting{tierBytes: 8 * mib, policy: small}, playback.Options{}},
+		"lru, few records":      {whole, setting{tierBytes: 64 * mib, records: 1500, policy: named[0].make}, playback.Options{}},
+		"vbr, few records":      {whole, setting{tierBytes: 64 * mib, records: 1500, policy: small}, playback.Options{}},
+		"lru, three namespaces": {three, setting{tierBytes: 8 * mib, policy: named[0].make}, playback.Options{}},
+		"vbr, three namespaces": {three, setting{tierBytes: 8 * mib, policy: named[1].make}, playback.Options{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.o.pageBytes = 4 * kib
+			x := newWorld(t, c.w, c.o)
+			r, held := x.play(t, c.p)
+			want, err := playback.Predict(c.w, x.costs, &r, x.node(&c.o, held), replay.Options{PageBytes: c.o.slotBytes(), Tag: tag})
+			if err != nil {
+				t.Fatal(err)
+			}
+			evicted := int(x.store.Status().Totals.Evicted)
+			if r.Hits != want.Hits || r.Written != want.Written || evicted != want.Evicted || r.NotWorth+r.NoRoom != want.Refused ||
+				math.Abs(r.Saved/want.Saved-1) > 1e-9 || evicted == 0 {
+				t.Errorf("live %d hits, %v saved, %d written, %d evicted, %d refused; replay: %+v",
+					r.Hits, r.Saved, r.Written, evicted, r.NotWorth+r.NoRoom, want)
+			}
+			if c.o.records > 0 && held > c.o.records {
+				t.Errorf("%d pages in %d records", held, c.o.records)
+			}
+			if name == "vbr" && r.Unleased == 0 {
+				t.Error("no prefix was longer than a lease may hold: that is not tried")
+			}
+		})
+	}
+}
+
+// TestReplayTakesRequestsThatOverlap: several at a time, of several namespaces, are accounted for to the page. How near the
+// replay comes depends on how they meet: it knows the order of their answers, and that is not quite the store's.
+func TestReplayTakesRequestsThatOverlap(t *testing.T) {
+	w := spread(excerpt(t), 3)
 	for _, p := range named {
-		for _, fetch := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, fetch %v", p.name, fetch), func(t *testing.T) {
-				o := setting{tierBytes: 8 * mib, pageBytes: 4 * kib}
-				o.policy = func() evict.Policy { return &knowing{p.make(), map[uint64]uint64{}} }
-				x := newWorld(t, w, o)
-				r, held := x.play(t, playback.Options{Fetch: fetch})
-				want, err := playback.Predict(w, x.costs, &r, p.make(), held, replay.Options{PageBytes: o.slotBytes()})
-				if err != nil {
-					t.Fatal(err)
+		t.Run(p.name, func(t *testing.T) {
+			o := setting{tierBytes: 14 * mib, pageBytes: 4 * kib, policy: p.make}
+			x := newWorld(t, w, o)
+			var now, met atomic.Int64
+			r, held := x.play(t, playback.Options{InFlight: 6, Compute: func(context.Context, float64) error {
+				if now.Add(1) > 1 {
+					met.Add(1)
 				}
-				evicted := int(x.store.Status().Totals.Evicted)
-				if r.Hits != want.Hits || r.Saved != want.Saved || r.Written != want.Written || evicted != want.Evicted || r.NotWorth+r.NoRoom != want.Refused {
-					t.Errorf("live %d hits, %v saved, %d written, %d evicted, %d refused; replay: %+v",
-						r.Hits, r.Saved, r.Written, evicted, r.NotWorth+r.NoRoom, want)
-				}
-				if p.name == "vbr" && r.Unleased == 0 {
-					t.Error("no prefix was longer than a lease may hold: that is not tried")
-				}
-			})
-		}
+				runtime.Gosched()
+				now.Add(-1)
+				return nil
+			}})
+			if met.Load() == 0 {
+				t.Error("no two requests overlapped")
+			}
+			got, err := playback.Predict(w, x.costs, &r, x.node(&o, held), replay.Options{PageBytes: o.slotBytes(), Tag: tag})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("live %d hits, %.4g FLOPs saved; predicted %d, %.4g: %.2f %%", r.Hits, r.Saved, got.Hits, got.Saved, 100*r.Saved/got.Saved)
+			if got.Hits == 0 || got.Orphans != 0 || len(r.Steps) != 2*len(w.Requests) || r.Hits+r.Written+r.Present+r.NotWorth+r.NoRoom != w.Accesses() {
+				t.Errorf("%d accesses: live %d hits, %d written, %d steps; predicted %+v", w.Accesses(), r.Hits, r.Written, len(r.Steps), got)
+			}
+		})
 	}
 }
 

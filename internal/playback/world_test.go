@@ -1,8 +1,11 @@
 package playback_test
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -18,6 +21,7 @@ import (
 	"github.com/quire-kv/quire/store"
 	"github.com/quire-kv/quire/store/client"
 	"github.com/quire-kv/quire/store/host"
+	"github.com/quire-kv/quire/store/page"
 	"github.com/quire-kv/quire/store/server"
 )
 
@@ -45,24 +49,47 @@ func model(t testing.TB, name string) *namespace.Spec {
 
 // setting of a world.
 type setting struct {
-	shards    int // 0: the default
+	shards    int // 0: defaultShards
 	tierBytes int64
 	pageBytes int // payload
+	records   int // of pages; 0: no bound
 	policy    func() evict.Policy
 }
 
 // slotBytes is what a page takes of the host tier.
 func (o *setting) slotBytes() uint64 { return uint64(o.pageBytes) + 4096 } // its header is less
 
-// fingerprintKey is any one: policies know pages by keyed fingerprints, and the same play shall be the same each time.
-const fingerprintKey = 7
+const defaultShards = 4
+
+// seed is any one: the same play shall be the same each time.
+const seed = 7
+
+// tag is by what the policies of the store know a page.
+func tag(p int32) uint64 { return playback.KeyTag(seed, p) }
+
+// spread puts requests below each root into one of n namespaces, as a recording of as many tenants has them.
+func spread(w *replay.Workload, n int32) *replay.Workload {
+	out := *w
+	out.Requests, out.Spaces = slices.Clone(w.Requests), make([]int32, w.Pages())
+	for p, parent := range w.Parents {
+		if out.Spaces[p] = int32(p) % n; parent >= 0 {
+			out.Spaces[p] = out.Spaces[parent]
+		}
+	}
+	for i := range out.Requests {
+		if r := &out.Requests[i]; len(r.Pages) > 0 {
+			r.Space = out.Spaces[r.Pages[0]]
+		}
+	}
+	return &out
+}
 
 // world is a server over loopback TCP whose clock stands still until it is moved, and a workload to play against it.
 type world struct {
 	clock    *clock.Manual
 	store    *store.Store
-	session  *client.Session
-	spec     *namespace.Spec
+	sessions []*client.Session // of each namespace
+	group    page.GroupID
 	workload *replay.Workload
 	costs    []float64 // as llama-3-70b
 }
@@ -74,8 +101,9 @@ func newWorld(t testing.TB, w *replay.Workload, o setting) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	so := store.Options{Clock: x.clock, Shards: o.shards, NewPolicy: func(int) evict.Policy { return o.policy() }}
-	so.Core.FingerprintKey = fingerprintKey
+	so := store.Options{Clock: x.clock, Shards: cmp.Or(o.shards, defaultShards), NewPolicy: func(int) evict.Policy { return o.policy() }}
+	so.Core.FingerprintKey = page.FingerprintKey(seed)
+	so.Limits.Pages = uint64(o.records)
 	so.Tiers[evict.Host] = tier
 	if x.store, err = store.New(so); err != nil {
 		t.Fatal(err)
@@ -110,15 +138,6 @@ func newWorld(t testing.TB, w *replay.Workload, o setting) *world {
 
 func (x *world) open(t testing.TB, address string, pageBytes int) {
 	t.Helper()
-	var err error
-	if x.spec, err = playback.Spec(model(t, "llama-3-70b"), x.workload.Name, "test", x.workload.PageTokens, pageBytes); err != nil {
-		t.Fatal(err)
-	}
-	shape, ok := cost.ShapeOf(x.spec)
-	if !ok {
-		t.Fatal("the spec has no shape")
-	}
-	x.costs = x.workload.Costs(shape)
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	c, err := client.Dial(ctx, client.Options{Address: address, Transport: client.GRPC})
@@ -126,16 +145,46 @@ func (x *world) open(t testing.TB, address string, pageBytes int) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	if x.session, err = c.Open(ctx, x.spec); err != nil {
-		t.Fatal(err)
+	for n := range x.workload.Namespaces() {
+		spec, err := playback.Spec(model(t, "llama-3-70b"), x.workload.Name, fmt.Sprint("test ", n), x.workload.PageTokens, pageBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		shape, ok := cost.ShapeOf(spec)
+		if !ok {
+			t.Fatal("the spec has no shape")
+		}
+		x.costs, x.group = x.workload.Costs(shape), spec.Groups[0].ID()
+		s, err := c.Open(ctx, spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.sessions = append(x.sessions, s)
 	}
+}
+
+// node is what replays the store, with as many pages as it held at most.
+func (x *world) node(o *setting, held int) replay.Node {
+	n := replay.Node{Host: held, Pages: o.records}
+	if o.records > 0 {
+		n.Host = x.workload.Pages() // it is not what ended first
+	}
+	shards := cmp.Or(o.shards, defaultShards)
+	for range shards {
+		n.Policies = append(n.Policies, o.policy())
+	}
+	n.ShardOf = func(space int32) int {
+		s := x.sessions[space]
+		return page.ShardOf(s.ID(), s.Epoch(), shards)
+	}
+	return n
 }
 
 // play plays the whole workload; the store's clock shows the time of the trace. held is how many pages the store held
 // at most.
 func (x *world) play(t testing.TB, o playback.Options) (r playback.Result, held int) {
 	t.Helper()
-	o.Group, o.Clock = x.spec.Groups[0].ID(), x.clock
+	o.Group, o.Clock = x.group, x.clock
 	o.Before = func(_ context.Context, _ int, seconds float64) error {
 		x.clock.Advance(time.Duration(seconds*float64(time.Second)) - time.Duration(x.clock.Now()))
 		return nil
@@ -144,7 +193,7 @@ func (x *world) play(t testing.TB, o playback.Options) (r playback.Result, held 
 		held = max(held, int(x.store.Status().Totals.Pages))
 		return nil
 	}
-	r, err := playback.Play(t.Context(), x.workload, x.costs, x.session, o)
+	r, err := playback.Play(t.Context(), x.workload, x.costs, x.sessions, o)
 	if err != nil {
 		t.Fatal(err)
 	}

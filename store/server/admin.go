@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -43,6 +44,12 @@ func (s adminService) Status(ctx context.Context, _ *quirev1.StatusRequest) (*qu
 		out.Eviction = &quirev1.EvictionStatus{UsedFlops: e.Used, ContentFlops: e.Content, SavedFlops: e.Saved}
 		for _, m := range e.Modes {
 			out.Eviction.Modes = append(out.Eviction.Modes, &quirev1.EvictionMode{Mode: m.Name, Shards: uint32(m.Shards), SavedFlops: m.Saved})
+		}
+	}
+	if e := &n.eviction; e.Policy != "" {
+		out.EvictionSetting = &quirev1.EvictionSetting{
+			Policy: e.Policy, Shards: uint32(e.Shards), MaxPages: e.Pages, MaxExtents: e.Extents, SampleBytes: e.SampleBytes, Seed: e.Seed,
+			Clock: durationpb.New(time.Duration(n.clock.Now())),
 		}
 	}
 	return out, nil

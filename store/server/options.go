@@ -33,11 +33,22 @@ type Options struct {
 	// DataAddress and ShmSocket are told by GetCapabilities: where the page service speaks frames. Empty: nowhere.
 	DataAddress, ShmSocket string
 
+	Eviction EvictionSetting // told by Status
+
 	Metrics  prometheus.Registerer // nil: none are registered
 	Recorder Recorder              // nil: nothing is recorded
 	GRPC     []grpc.ServerOption   // more options: tracing
 	// Panicked is told what a handler panicked with and where; the caller gets INTERNAL. nil: nobody is told.
 	Panicked func(method string, value any, stack []byte)
+}
+
+// EvictionSetting is by what the store evicts, for those who want to predict it. The zero value tells nobody.
+type EvictionSetting struct {
+	Policy         string // vbr or lru
+	Shards         int
+	Pages, Extents uint64 // records; 0: no bound
+	SampleBytes    uint64 // with which the policy of each shard may watch pages
+	Seed           uint64 // of page.FingerprintKey, and of the policies; 0: nobody knows
 }
 
 // Limits bound what a caller can ask for. Those of one call are advertised by GetCapabilities and checked before

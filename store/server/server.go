@@ -49,6 +49,7 @@ type node struct {
 	watchers  *budget
 	metrics   *metrics
 	recorder  Recorder // nil: nothing is recorded
+	eviction  EvictionSetting
 	inflight  inflight
 	scrubs    scrubs
 	stopping  chan struct{} // closed when long-lived streams shall end
@@ -117,7 +118,7 @@ func New(o Options) (*Server, error) {
 	}
 	n := &node{
 		store: o.Store, registry: o.Registry, clock: o.Clock, limits: o.Limits, version: o.Version, panicked: o.Panicked,
-		dataAddress: o.DataAddress, shmSocket: o.ShmSocket, recorder: o.Recorder,
+		dataAddress: o.DataAddress, shmSocket: o.ShmSocket, recorder: o.Recorder, eviction: o.Eviction,
 		conns: rpc.NewConns(), spaces: newSpaces(o.Store, o.Clock), tenants: newTenants(o.Store, o.Registry), sessions: newSessions(o.Limits.SessionsPerPrincipal),
 		instances: newInstances(o.Clock, o.Limits.InstancesPerTenant),
 		fetches:   newBudget("fetches", o.Limits.FetchesPerPrincipal, o.Limits.FetchBytesPerPrincipal),

@@ -71,7 +71,7 @@ func (x Lease_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Lease_Kind.Descriptor instead.
 func (Lease_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{16, 0}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{17, 0}
 }
 
 type StatusRequest struct {
@@ -127,9 +127,11 @@ type StatusResponse struct {
 	PinnedBytes           uint64        `protobuf:"varint,12,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"`
 	Counters              *NodeCounters `protobuf:"bytes,13,opt,name=counters,proto3" json:"counters,omitempty"`
 	// Absent where the policy of eviction knows nothing of other choices.
-	Eviction      *EvictionStatus `protobuf:"bytes,14,opt,name=eviction,proto3" json:"eviction,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Eviction *EvictionStatus `protobuf:"bytes,14,opt,name=eviction,proto3" json:"eviction,omitempty"`
+	// By what eviction decides: who has it, the capacities of tiers and the same requests at the same times predicts it.
+	EvictionSetting *EvictionSetting `protobuf:"bytes,15,opt,name=eviction_setting,json=evictionSetting,proto3" json:"eviction_setting,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -260,6 +262,113 @@ func (x *StatusResponse) GetEviction() *EvictionStatus {
 	return nil
 }
 
+func (x *StatusResponse) GetEvictionSetting() *EvictionSetting {
+	if x != nil {
+		return x.EvictionSetting
+	}
+	return nil
+}
+
+// EvictionSetting is by what a node evicts, beside the capacities of its tiers. But for its clock it stays as it is until the
+// next start.
+type EvictionSetting struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// vbr or lru.
+	Policy string `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	// All pages of a namespace are in one of so many shards, each with a policy of its own.
+	Shards uint32 `protobuf:"varint,2,opt,name=shards,proto3" json:"shards,omitempty"`
+	// Records that the metadata has room for: of pages, and of copies of their extents in tiers; 0: no bound.
+	MaxPages   uint64 `protobuf:"varint,3,opt,name=max_pages,json=maxPages,proto3" json:"max_pages,omitempty"`
+	MaxExtents uint64 `protobuf:"varint,4,opt,name=max_extents,json=maxExtents,proto3" json:"max_extents,omitempty"`
+	// Memory with which the policy of each shard may watch pages.
+	SampleBytes uint64 `protobuf:"varint,5,opt,name=sample_bytes,json=sampleBytes,proto3" json:"sample_bytes,omitempty"`
+	// What draws and tags follow from, where the operator has said it; 0: nobody knows.
+	Seed uint64 `protobuf:"varint,6,opt,name=seed,proto3" json:"seed,omitempty"`
+	// What the clock shows by which it counts ages, when this was answered.
+	Clock         *durationpb.Duration `protobuf:"bytes,7,opt,name=clock,proto3" json:"clock,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvictionSetting) Reset() {
+	*x = EvictionSetting{}
+	mi := &file_quire_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvictionSetting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvictionSetting) ProtoMessage() {}
+
+func (x *EvictionSetting) ProtoReflect() protoreflect.Message {
+	mi := &file_quire_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvictionSetting.ProtoReflect.Descriptor instead.
+func (*EvictionSetting) Descriptor() ([]byte, []int) {
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *EvictionSetting) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *EvictionSetting) GetShards() uint32 {
+	if x != nil {
+		return x.Shards
+	}
+	return 0
+}
+
+func (x *EvictionSetting) GetMaxPages() uint64 {
+	if x != nil {
+		return x.MaxPages
+	}
+	return 0
+}
+
+func (x *EvictionSetting) GetMaxExtents() uint64 {
+	if x != nil {
+		return x.MaxExtents
+	}
+	return 0
+}
+
+func (x *EvictionSetting) GetSampleBytes() uint64 {
+	if x != nil {
+		return x.SampleBytes
+	}
+	return 0
+}
+
+func (x *EvictionSetting) GetSeed() uint64 {
+	if x != nil {
+		return x.Seed
+	}
+	return 0
+}
+
+func (x *EvictionSetting) GetClock() *durationpb.Duration {
+	if x != nil {
+		return x.Clock
+	}
+	return nil
+}
+
 // EvictionStatus is what eviction knows of itself, from a sample: FLOPs of uses of pages, since the start.
 type EvictionStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -276,7 +385,7 @@ type EvictionStatus struct {
 
 func (x *EvictionStatus) Reset() {
 	*x = EvictionStatus{}
-	mi := &file_quire_v1_admin_proto_msgTypes[2]
+	mi := &file_quire_v1_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -288,7 +397,7 @@ func (x *EvictionStatus) String() string {
 func (*EvictionStatus) ProtoMessage() {}
 
 func (x *EvictionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[2]
+	mi := &file_quire_v1_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -301,7 +410,7 @@ func (x *EvictionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictionStatus.ProtoReflect.Descriptor instead.
 func (*EvictionStatus) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *EvictionStatus) GetUsedFlops() float64 {
@@ -346,7 +455,7 @@ type EvictionMode struct {
 
 func (x *EvictionMode) Reset() {
 	*x = EvictionMode{}
-	mi := &file_quire_v1_admin_proto_msgTypes[3]
+	mi := &file_quire_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -358,7 +467,7 @@ func (x *EvictionMode) String() string {
 func (*EvictionMode) ProtoMessage() {}
 
 func (x *EvictionMode) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[3]
+	mi := &file_quire_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -371,7 +480,7 @@ func (x *EvictionMode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictionMode.ProtoReflect.Descriptor instead.
 func (*EvictionMode) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *EvictionMode) GetMode() string {
@@ -427,7 +536,7 @@ type NodeCounters struct {
 
 func (x *NodeCounters) Reset() {
 	*x = NodeCounters{}
-	mi := &file_quire_v1_admin_proto_msgTypes[4]
+	mi := &file_quire_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -439,7 +548,7 @@ func (x *NodeCounters) String() string {
 func (*NodeCounters) ProtoMessage() {}
 
 func (x *NodeCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[4]
+	mi := &file_quire_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -452,7 +561,7 @@ func (x *NodeCounters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCounters.ProtoReflect.Descriptor instead.
 func (*NodeCounters) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *NodeCounters) GetLookups() uint64 {
@@ -563,7 +672,7 @@ type ReasonCount struct {
 
 func (x *ReasonCount) Reset() {
 	*x = ReasonCount{}
-	mi := &file_quire_v1_admin_proto_msgTypes[5]
+	mi := &file_quire_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -575,7 +684,7 @@ func (x *ReasonCount) String() string {
 func (*ReasonCount) ProtoMessage() {}
 
 func (x *ReasonCount) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[5]
+	mi := &file_quire_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -588,7 +697,7 @@ func (x *ReasonCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonCount.ProtoReflect.Descriptor instead.
 func (*ReasonCount) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ReasonCount) GetReason() Reason {
@@ -627,7 +736,7 @@ type TierStatus struct {
 
 func (x *TierStatus) Reset() {
 	*x = TierStatus{}
-	mi := &file_quire_v1_admin_proto_msgTypes[6]
+	mi := &file_quire_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -639,7 +748,7 @@ func (x *TierStatus) String() string {
 func (*TierStatus) ProtoMessage() {}
 
 func (x *TierStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[6]
+	mi := &file_quire_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -652,7 +761,7 @@ func (x *TierStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierStatus.ProtoReflect.Descriptor instead.
 func (*TierStatus) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TierStatus) GetTier() string {
@@ -737,7 +846,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[7]
+	mi := &file_quire_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +858,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[7]
+	mi := &file_quire_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +871,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ScrubRequest) GetTier() string {
@@ -795,7 +904,7 @@ type ScrubResponse struct {
 
 func (x *ScrubResponse) Reset() {
 	*x = ScrubResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[8]
+	mi := &file_quire_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -807,7 +916,7 @@ func (x *ScrubResponse) String() string {
 func (*ScrubResponse) ProtoMessage() {}
 
 func (x *ScrubResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[8]
+	mi := &file_quire_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -820,7 +929,7 @@ func (x *ScrubResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubResponse.ProtoReflect.Descriptor instead.
 func (*ScrubResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ScrubResponse) GetVerifiedExtents() uint64 {
@@ -868,7 +977,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[9]
+	mi := &file_quire_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +989,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[9]
+	mi := &file_quire_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +1002,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExplainRequest) GetNamespace() *NamespaceRef {
@@ -919,7 +1028,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[10]
+	mi := &file_quire_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -931,7 +1040,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[10]
+	mi := &file_quire_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -944,7 +1053,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExplainResponse) GetPages() []*PageExplanation {
@@ -983,7 +1092,7 @@ type PageExplanation struct {
 
 func (x *PageExplanation) Reset() {
 	*x = PageExplanation{}
-	mi := &file_quire_v1_admin_proto_msgTypes[11]
+	mi := &file_quire_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -995,7 +1104,7 @@ func (x *PageExplanation) String() string {
 func (*PageExplanation) ProtoMessage() {}
 
 func (x *PageExplanation) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[11]
+	mi := &file_quire_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1008,7 +1117,7 @@ func (x *PageExplanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageExplanation.ProtoReflect.Descriptor instead.
 func (*PageExplanation) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PageExplanation) GetHash() []byte {
@@ -1146,7 +1255,7 @@ type StoredExtent struct {
 
 func (x *StoredExtent) Reset() {
 	*x = StoredExtent{}
-	mi := &file_quire_v1_admin_proto_msgTypes[12]
+	mi := &file_quire_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1267,7 @@ func (x *StoredExtent) String() string {
 func (*StoredExtent) ProtoMessage() {}
 
 func (x *StoredExtent) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[12]
+	mi := &file_quire_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1280,7 @@ func (x *StoredExtent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredExtent.ProtoReflect.Descriptor instead.
 func (*StoredExtent) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StoredExtent) GetExtentId() []byte {
@@ -1236,7 +1345,7 @@ type SameHash struct {
 
 func (x *SameHash) Reset() {
 	*x = SameHash{}
-	mi := &file_quire_v1_admin_proto_msgTypes[13]
+	mi := &file_quire_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1248,7 +1357,7 @@ func (x *SameHash) String() string {
 func (*SameHash) ProtoMessage() {}
 
 func (x *SameHash) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[13]
+	mi := &file_quire_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1261,7 +1370,7 @@ func (x *SameHash) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SameHash.ProtoReflect.Descriptor instead.
 func (*SameHash) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SameHash) GetNamespace() []byte {
@@ -1309,7 +1418,7 @@ type ListLeasesRequest struct {
 
 func (x *ListLeasesRequest) Reset() {
 	*x = ListLeasesRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[14]
+	mi := &file_quire_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1321,7 +1430,7 @@ func (x *ListLeasesRequest) String() string {
 func (*ListLeasesRequest) ProtoMessage() {}
 
 func (x *ListLeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[14]
+	mi := &file_quire_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1334,7 +1443,7 @@ func (x *ListLeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLeasesRequest.ProtoReflect.Descriptor instead.
 func (*ListLeasesRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListLeasesRequest) GetNamespace() *NamespaceRef {
@@ -1353,7 +1462,7 @@ type ListLeasesResponse struct {
 
 func (x *ListLeasesResponse) Reset() {
 	*x = ListLeasesResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[15]
+	mi := &file_quire_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1474,7 @@ func (x *ListLeasesResponse) String() string {
 func (*ListLeasesResponse) ProtoMessage() {}
 
 func (x *ListLeasesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[15]
+	mi := &file_quire_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1378,7 +1487,7 @@ func (x *ListLeasesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLeasesResponse.ProtoReflect.Descriptor instead.
 func (*ListLeasesResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListLeasesResponse) GetLeases() []*Lease {
@@ -1404,7 +1513,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_quire_v1_admin_proto_msgTypes[16]
+	mi := &file_quire_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1416,7 +1525,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[16]
+	mi := &file_quire_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1429,7 +1538,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Lease) GetKind() Lease_Kind {
@@ -1502,7 +1611,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[17]
+	mi := &file_quire_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1514,7 +1623,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[17]
+	mi := &file_quire_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1527,7 +1636,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CreateTokenRequest) GetName() string {
@@ -1568,7 +1677,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[18]
+	mi := &file_quire_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1689,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[18]
+	mi := &file_quire_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1702,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CreateTokenResponse) GetSecret() string {
@@ -1623,7 +1732,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_quire_v1_admin_proto_msgTypes[19]
+	mi := &file_quire_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1635,7 +1744,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[19]
+	mi := &file_quire_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1648,7 +1757,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Token) GetName() string {
@@ -1694,7 +1803,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[20]
+	mi := &file_quire_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1706,7 +1815,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[20]
+	mi := &file_quire_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1719,7 +1828,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 type ListTokensResponse struct {
@@ -1731,7 +1840,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[21]
+	mi := &file_quire_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +1852,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[21]
+	mi := &file_quire_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +1865,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -1775,7 +1884,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[22]
+	mi := &file_quire_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1787,7 +1896,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[22]
+	mi := &file_quire_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1800,7 +1909,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RevokeTokenRequest) GetName() string {
@@ -1818,7 +1927,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[23]
+	mi := &file_quire_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1830,7 +1939,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[23]
+	mi := &file_quire_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1843,7 +1952,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 type SetTenantRequest struct {
@@ -1859,7 +1968,7 @@ type SetTenantRequest struct {
 
 func (x *SetTenantRequest) Reset() {
 	*x = SetTenantRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[24]
+	mi := &file_quire_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1871,7 +1980,7 @@ func (x *SetTenantRequest) String() string {
 func (*SetTenantRequest) ProtoMessage() {}
 
 func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[24]
+	mi := &file_quire_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1884,7 +1993,7 @@ func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
 func (*SetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SetTenantRequest) GetTenant() string {
@@ -1924,7 +2033,7 @@ type SetTenantResponse struct {
 
 func (x *SetTenantResponse) Reset() {
 	*x = SetTenantResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[25]
+	mi := &file_quire_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1936,7 +2045,7 @@ func (x *SetTenantResponse) String() string {
 func (*SetTenantResponse) ProtoMessage() {}
 
 func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[25]
+	mi := &file_quire_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1949,7 +2058,7 @@ func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantResponse.ProtoReflect.Descriptor instead.
 func (*SetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SetTenantResponse) GetTenant() *Tenant {
@@ -1984,7 +2093,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_quire_v1_admin_proto_msgTypes[26]
+	mi := &file_quire_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1996,7 +2105,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[26]
+	mi := &file_quire_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2009,7 +2118,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Tenant) GetTenant() string {
@@ -2090,7 +2199,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_quire_v1_admin_proto_msgTypes[27]
+	mi := &file_quire_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2102,7 +2211,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[27]
+	mi := &file_quire_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2115,7 +2224,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 type ListTenantsResponse struct {
@@ -2128,7 +2237,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_quire_v1_admin_proto_msgTypes[28]
+	mi := &file_quire_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2140,7 +2249,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_quire_v1_admin_proto_msgTypes[28]
+	mi := &file_quire_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2153,7 +2262,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_quire_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_quire_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -2168,7 +2277,7 @@ var File_quire_v1_admin_proto protoreflect.FileDescriptor
 const file_quire_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x14quire/v1/admin.proto\x12\bquire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15quire/v1/common.proto\"\x0f\n" +
-	"\rStatusRequest\"\x9f\x04\n" +
+	"\rStatusRequest\"\xe5\x04\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\fR\x06bootId\x121\n" +
@@ -2185,7 +2294,17 @@ const file_quire_v1_admin_proto_rawDesc = "" +
 	"\bsessions\x18\v \x01(\x04R\bsessions\x12!\n" +
 	"\fpinned_bytes\x18\f \x01(\x04R\vpinnedBytes\x122\n" +
 	"\bcounters\x18\r \x01(\v2\x16.quire.v1.NodeCountersR\bcounters\x124\n" +
-	"\beviction\x18\x0e \x01(\v2\x18.quire.v1.EvictionStatusR\beviction\"\xa3\x01\n" +
+	"\beviction\x18\x0e \x01(\v2\x18.quire.v1.EvictionStatusR\beviction\x12D\n" +
+	"\x10eviction_setting\x18\x0f \x01(\v2\x19.quire.v1.EvictionSettingR\x0fevictionSetting\"\xe7\x01\n" +
+	"\x0fEvictionSetting\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x16\n" +
+	"\x06shards\x18\x02 \x01(\rR\x06shards\x12\x1b\n" +
+	"\tmax_pages\x18\x03 \x01(\x04R\bmaxPages\x12\x1f\n" +
+	"\vmax_extents\x18\x04 \x01(\x04R\n" +
+	"maxExtents\x12!\n" +
+	"\fsample_bytes\x18\x05 \x01(\x04R\vsampleBytes\x12\x12\n" +
+	"\x04seed\x18\x06 \x01(\x04R\x04seed\x12/\n" +
+	"\x05clock\x18\a \x01(\v2\x19.google.protobuf.DurationR\x05clock\"\xa3\x01\n" +
 	"\x0eEvictionStatus\x12\x1d\n" +
 	"\n" +
 	"used_flops\x18\x01 \x01(\x01R\tusedFlops\x12#\n" +
@@ -2379,100 +2498,103 @@ func file_quire_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_quire_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_quire_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_quire_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_quire_v1_admin_proto_goTypes = []any{
 	(Lease_Kind)(0),               // 0: quire.v1.Lease.Kind
 	(*StatusRequest)(nil),         // 1: quire.v1.StatusRequest
 	(*StatusResponse)(nil),        // 2: quire.v1.StatusResponse
-	(*EvictionStatus)(nil),        // 3: quire.v1.EvictionStatus
-	(*EvictionMode)(nil),          // 4: quire.v1.EvictionMode
-	(*NodeCounters)(nil),          // 5: quire.v1.NodeCounters
-	(*ReasonCount)(nil),           // 6: quire.v1.ReasonCount
-	(*TierStatus)(nil),            // 7: quire.v1.TierStatus
-	(*ScrubRequest)(nil),          // 8: quire.v1.ScrubRequest
-	(*ScrubResponse)(nil),         // 9: quire.v1.ScrubResponse
-	(*ExplainRequest)(nil),        // 10: quire.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 11: quire.v1.ExplainResponse
-	(*PageExplanation)(nil),       // 12: quire.v1.PageExplanation
-	(*StoredExtent)(nil),          // 13: quire.v1.StoredExtent
-	(*SameHash)(nil),              // 14: quire.v1.SameHash
-	(*ListLeasesRequest)(nil),     // 15: quire.v1.ListLeasesRequest
-	(*ListLeasesResponse)(nil),    // 16: quire.v1.ListLeasesResponse
-	(*Lease)(nil),                 // 17: quire.v1.Lease
-	(*CreateTokenRequest)(nil),    // 18: quire.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),   // 19: quire.v1.CreateTokenResponse
-	(*Token)(nil),                 // 20: quire.v1.Token
-	(*ListTokensRequest)(nil),     // 21: quire.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),    // 22: quire.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),    // 23: quire.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),   // 24: quire.v1.RevokeTokenResponse
-	(*SetTenantRequest)(nil),      // 25: quire.v1.SetTenantRequest
-	(*SetTenantResponse)(nil),     // 26: quire.v1.SetTenantResponse
-	(*Tenant)(nil),                // 27: quire.v1.Tenant
-	(*ListTenantsRequest)(nil),    // 28: quire.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),   // 29: quire.v1.ListTenantsResponse
-	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
-	(Reason)(0),                   // 31: quire.v1.Reason
-	(*NamespaceRef)(nil),          // 32: quire.v1.NamespaceRef
-	(*KeyRun)(nil),                // 33: quire.v1.KeyRun
-	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
-	(*View)(nil),                  // 35: quire.v1.View
-	(*Difference)(nil),            // 36: quire.v1.Difference
+	(*EvictionSetting)(nil),       // 3: quire.v1.EvictionSetting
+	(*EvictionStatus)(nil),        // 4: quire.v1.EvictionStatus
+	(*EvictionMode)(nil),          // 5: quire.v1.EvictionMode
+	(*NodeCounters)(nil),          // 6: quire.v1.NodeCounters
+	(*ReasonCount)(nil),           // 7: quire.v1.ReasonCount
+	(*TierStatus)(nil),            // 8: quire.v1.TierStatus
+	(*ScrubRequest)(nil),          // 9: quire.v1.ScrubRequest
+	(*ScrubResponse)(nil),         // 10: quire.v1.ScrubResponse
+	(*ExplainRequest)(nil),        // 11: quire.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 12: quire.v1.ExplainResponse
+	(*PageExplanation)(nil),       // 13: quire.v1.PageExplanation
+	(*StoredExtent)(nil),          // 14: quire.v1.StoredExtent
+	(*SameHash)(nil),              // 15: quire.v1.SameHash
+	(*ListLeasesRequest)(nil),     // 16: quire.v1.ListLeasesRequest
+	(*ListLeasesResponse)(nil),    // 17: quire.v1.ListLeasesResponse
+	(*Lease)(nil),                 // 18: quire.v1.Lease
+	(*CreateTokenRequest)(nil),    // 19: quire.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),   // 20: quire.v1.CreateTokenResponse
+	(*Token)(nil),                 // 21: quire.v1.Token
+	(*ListTokensRequest)(nil),     // 22: quire.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),    // 23: quire.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),    // 24: quire.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),   // 25: quire.v1.RevokeTokenResponse
+	(*SetTenantRequest)(nil),      // 26: quire.v1.SetTenantRequest
+	(*SetTenantResponse)(nil),     // 27: quire.v1.SetTenantResponse
+	(*Tenant)(nil),                // 28: quire.v1.Tenant
+	(*ListTenantsRequest)(nil),    // 29: quire.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),   // 30: quire.v1.ListTenantsResponse
+	(*durationpb.Duration)(nil),   // 31: google.protobuf.Duration
+	(Reason)(0),                   // 32: quire.v1.Reason
+	(*NamespaceRef)(nil),          // 33: quire.v1.NamespaceRef
+	(*KeyRun)(nil),                // 34: quire.v1.KeyRun
+	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
+	(*View)(nil),                  // 36: quire.v1.View
+	(*Difference)(nil),            // 37: quire.v1.Difference
 }
 var file_quire_v1_admin_proto_depIdxs = []int32{
-	30, // 0: quire.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	7,  // 1: quire.v1.StatusResponse.tiers:type_name -> quire.v1.TierStatus
-	5,  // 2: quire.v1.StatusResponse.counters:type_name -> quire.v1.NodeCounters
-	3,  // 3: quire.v1.StatusResponse.eviction:type_name -> quire.v1.EvictionStatus
-	4,  // 4: quire.v1.EvictionStatus.modes:type_name -> quire.v1.EvictionMode
-	6,  // 5: quire.v1.NodeCounters.missed_pages:type_name -> quire.v1.ReasonCount
-	6,  // 6: quire.v1.NodeCounters.refused_pages:type_name -> quire.v1.ReasonCount
-	6,  // 7: quire.v1.NodeCounters.removed_extents:type_name -> quire.v1.ReasonCount
-	31, // 8: quire.v1.ReasonCount.reason:type_name -> quire.v1.Reason
-	32, // 9: quire.v1.ExplainRequest.namespace:type_name -> quire.v1.NamespaceRef
-	33, // 10: quire.v1.ExplainRequest.run:type_name -> quire.v1.KeyRun
-	12, // 11: quire.v1.ExplainResponse.pages:type_name -> quire.v1.PageExplanation
-	31, // 12: quire.v1.PageExplanation.reason:type_name -> quire.v1.Reason
-	13, // 13: quire.v1.PageExplanation.extents:type_name -> quire.v1.StoredExtent
-	14, // 14: quire.v1.PageExplanation.elsewhere:type_name -> quire.v1.SameHash
-	34, // 15: quire.v1.PageExplanation.expires:type_name -> google.protobuf.Timestamp
-	35, // 16: quire.v1.StoredExtent.view:type_name -> quire.v1.View
-	34, // 17: quire.v1.StoredExtent.created:type_name -> google.protobuf.Timestamp
-	36, // 18: quire.v1.SameHash.differences:type_name -> quire.v1.Difference
-	32, // 19: quire.v1.ListLeasesRequest.namespace:type_name -> quire.v1.NamespaceRef
-	17, // 20: quire.v1.ListLeasesResponse.leases:type_name -> quire.v1.Lease
-	0,  // 21: quire.v1.Lease.kind:type_name -> quire.v1.Lease.Kind
-	30, // 22: quire.v1.Lease.remaining:type_name -> google.protobuf.Duration
-	30, // 23: quire.v1.CreateTokenRequest.lifetime:type_name -> google.protobuf.Duration
-	20, // 24: quire.v1.CreateTokenResponse.token:type_name -> quire.v1.Token
-	34, // 25: quire.v1.Token.created:type_name -> google.protobuf.Timestamp
-	34, // 26: quire.v1.Token.expiry:type_name -> google.protobuf.Timestamp
-	20, // 27: quire.v1.ListTokensResponse.tokens:type_name -> quire.v1.Token
-	27, // 28: quire.v1.SetTenantResponse.tenant:type_name -> quire.v1.Tenant
-	27, // 29: quire.v1.ListTenantsResponse.tenants:type_name -> quire.v1.Tenant
-	1,  // 30: quire.v1.AdminService.Status:input_type -> quire.v1.StatusRequest
-	10, // 31: quire.v1.AdminService.Explain:input_type -> quire.v1.ExplainRequest
-	15, // 32: quire.v1.AdminService.ListLeases:input_type -> quire.v1.ListLeasesRequest
-	8,  // 33: quire.v1.AdminService.Scrub:input_type -> quire.v1.ScrubRequest
-	18, // 34: quire.v1.AdminService.CreateToken:input_type -> quire.v1.CreateTokenRequest
-	21, // 35: quire.v1.AdminService.ListTokens:input_type -> quire.v1.ListTokensRequest
-	23, // 36: quire.v1.AdminService.RevokeToken:input_type -> quire.v1.RevokeTokenRequest
-	25, // 37: quire.v1.AdminService.SetTenant:input_type -> quire.v1.SetTenantRequest
-	28, // 38: quire.v1.AdminService.ListTenants:input_type -> quire.v1.ListTenantsRequest
-	2,  // 39: quire.v1.AdminService.Status:output_type -> quire.v1.StatusResponse
-	11, // 40: quire.v1.AdminService.Explain:output_type -> quire.v1.ExplainResponse
-	16, // 41: quire.v1.AdminService.ListLeases:output_type -> quire.v1.ListLeasesResponse
-	9,  // 42: quire.v1.AdminService.Scrub:output_type -> quire.v1.ScrubResponse
-	19, // 43: quire.v1.AdminService.CreateToken:output_type -> quire.v1.CreateTokenResponse
-	22, // 44: quire.v1.AdminService.ListTokens:output_type -> quire.v1.ListTokensResponse
-	24, // 45: quire.v1.AdminService.RevokeToken:output_type -> quire.v1.RevokeTokenResponse
-	26, // 46: quire.v1.AdminService.SetTenant:output_type -> quire.v1.SetTenantResponse
-	29, // 47: quire.v1.AdminService.ListTenants:output_type -> quire.v1.ListTenantsResponse
-	39, // [39:48] is the sub-list for method output_type
-	30, // [30:39] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	31, // 0: quire.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	8,  // 1: quire.v1.StatusResponse.tiers:type_name -> quire.v1.TierStatus
+	6,  // 2: quire.v1.StatusResponse.counters:type_name -> quire.v1.NodeCounters
+	4,  // 3: quire.v1.StatusResponse.eviction:type_name -> quire.v1.EvictionStatus
+	3,  // 4: quire.v1.StatusResponse.eviction_setting:type_name -> quire.v1.EvictionSetting
+	31, // 5: quire.v1.EvictionSetting.clock:type_name -> google.protobuf.Duration
+	5,  // 6: quire.v1.EvictionStatus.modes:type_name -> quire.v1.EvictionMode
+	7,  // 7: quire.v1.NodeCounters.missed_pages:type_name -> quire.v1.ReasonCount
+	7,  // 8: quire.v1.NodeCounters.refused_pages:type_name -> quire.v1.ReasonCount
+	7,  // 9: quire.v1.NodeCounters.removed_extents:type_name -> quire.v1.ReasonCount
+	32, // 10: quire.v1.ReasonCount.reason:type_name -> quire.v1.Reason
+	33, // 11: quire.v1.ExplainRequest.namespace:type_name -> quire.v1.NamespaceRef
+	34, // 12: quire.v1.ExplainRequest.run:type_name -> quire.v1.KeyRun
+	13, // 13: quire.v1.ExplainResponse.pages:type_name -> quire.v1.PageExplanation
+	32, // 14: quire.v1.PageExplanation.reason:type_name -> quire.v1.Reason
+	14, // 15: quire.v1.PageExplanation.extents:type_name -> quire.v1.StoredExtent
+	15, // 16: quire.v1.PageExplanation.elsewhere:type_name -> quire.v1.SameHash
+	35, // 17: quire.v1.PageExplanation.expires:type_name -> google.protobuf.Timestamp
+	36, // 18: quire.v1.StoredExtent.view:type_name -> quire.v1.View
+	35, // 19: quire.v1.StoredExtent.created:type_name -> google.protobuf.Timestamp
+	37, // 20: quire.v1.SameHash.differences:type_name -> quire.v1.Difference
+	33, // 21: quire.v1.ListLeasesRequest.namespace:type_name -> quire.v1.NamespaceRef
+	18, // 22: quire.v1.ListLeasesResponse.leases:type_name -> quire.v1.Lease
+	0,  // 23: quire.v1.Lease.kind:type_name -> quire.v1.Lease.Kind
+	31, // 24: quire.v1.Lease.remaining:type_name -> google.protobuf.Duration
+	31, // 25: quire.v1.CreateTokenRequest.lifetime:type_name -> google.protobuf.Duration
+	21, // 26: quire.v1.CreateTokenResponse.token:type_name -> quire.v1.Token
+	35, // 27: quire.v1.Token.created:type_name -> google.protobuf.Timestamp
+	35, // 28: quire.v1.Token.expiry:type_name -> google.protobuf.Timestamp
+	21, // 29: quire.v1.ListTokensResponse.tokens:type_name -> quire.v1.Token
+	28, // 30: quire.v1.SetTenantResponse.tenant:type_name -> quire.v1.Tenant
+	28, // 31: quire.v1.ListTenantsResponse.tenants:type_name -> quire.v1.Tenant
+	1,  // 32: quire.v1.AdminService.Status:input_type -> quire.v1.StatusRequest
+	11, // 33: quire.v1.AdminService.Explain:input_type -> quire.v1.ExplainRequest
+	16, // 34: quire.v1.AdminService.ListLeases:input_type -> quire.v1.ListLeasesRequest
+	9,  // 35: quire.v1.AdminService.Scrub:input_type -> quire.v1.ScrubRequest
+	19, // 36: quire.v1.AdminService.CreateToken:input_type -> quire.v1.CreateTokenRequest
+	22, // 37: quire.v1.AdminService.ListTokens:input_type -> quire.v1.ListTokensRequest
+	24, // 38: quire.v1.AdminService.RevokeToken:input_type -> quire.v1.RevokeTokenRequest
+	26, // 39: quire.v1.AdminService.SetTenant:input_type -> quire.v1.SetTenantRequest
+	29, // 40: quire.v1.AdminService.ListTenants:input_type -> quire.v1.ListTenantsRequest
+	2,  // 41: quire.v1.AdminService.Status:output_type -> quire.v1.StatusResponse
+	12, // 42: quire.v1.AdminService.Explain:output_type -> quire.v1.ExplainResponse
+	17, // 43: quire.v1.AdminService.ListLeases:output_type -> quire.v1.ListLeasesResponse
+	10, // 44: quire.v1.AdminService.Scrub:output_type -> quire.v1.ScrubResponse
+	20, // 45: quire.v1.AdminService.CreateToken:output_type -> quire.v1.CreateTokenResponse
+	23, // 46: quire.v1.AdminService.ListTokens:output_type -> quire.v1.ListTokensResponse
+	25, // 47: quire.v1.AdminService.RevokeToken:output_type -> quire.v1.RevokeTokenResponse
+	27, // 48: quire.v1.AdminService.SetTenant:output_type -> quire.v1.SetTenantResponse
+	30, // 49: quire.v1.AdminService.ListTenants:output_type -> quire.v1.ListTenantsResponse
+	41, // [41:50] is the sub-list for method output_type
+	32, // [32:41] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_quire_v1_admin_proto_init() }
@@ -2481,14 +2603,14 @@ func file_quire_v1_admin_proto_init() {
 		return
 	}
 	file_quire_v1_common_proto_init()
-	file_quire_v1_admin_proto_msgTypes[24].OneofWrappers = []any{}
+	file_quire_v1_admin_proto_msgTypes[25].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_quire_v1_admin_proto_rawDesc), len(file_quire_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
