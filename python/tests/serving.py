@@ -24,6 +24,8 @@ import time
 import urllib.request
 from typing import IO
 
+from waiting import wait_for
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 START_SECONDS = 30.0
 STOP_SECONDS = 30.0
@@ -190,9 +192,15 @@ class Server:
         return self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nothing."""
+        """SIGSTOP: it keeps its connections and answers nothing. A thread that is running goes on until it sees the signal."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
+        wait_for(self._stopped, START_SECONDS, "the stop of every thread")
+
+    def _stopped(self) -> bool:
+        assert self.process is not None
+        tasks = pathlib.Path(f"/proc/{self.process.pid}/task").glob("*/stat")
+        return all(t.read_text().rpartition(") ")[2].startswith("T") for t in tasks)
 
     def resume(self) -> None:
         """SIGCONT."""
