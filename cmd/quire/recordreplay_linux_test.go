@@ -53,7 +53,7 @@ func TestRecordThenReplay(t *testing.T) {
 	if err := os.WriteFile(recording, text[:len(text)-9], 0o600); err != nil {
 		t.Fatal(err)
 	}
-	other := served(t, nil)
+	other := served(t, func(c *daemon.Config) { c.Eviction = "lru" }) // which decides the same on any clock
 	s.env = other.env
 	var again playReport
 	read("quire trace play "+recording+" --page-bytes 2KiB -o json", &again)
