@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/quire-kv/quire/evict"
@@ -129,4 +130,41 @@ func TestTiersKeepWhatIsWorthMore(t *testing.T) {
 	}
 	f.Restart(t)
 	wantPages(t, f, durable, whole, nil)
+}
+
+// fickle is LRU that finds more in the pages of memory when they are to go than when it is asked what would go next.
+type fickle struct {
+	*evict.LRU
+	on *atomic.Bool
+}
+
+func (p fickle) Victims(now float64, t evict.Tier, need uint64, among *evict.Shares, dst []evict.Victim) []evict.Victim {
+	from := len(dst)
+	dst = p.LRU.Victims(now, t, need, among, dst)
+	for i := from; p.on.Load() && t == evict.Host && need > 0 && i < len(dst); i++ {
+		dst[i].Score = evict.MaxScore / 2
+	}
+	return dst
+}
+
+// Between the look for the lowest victim and its eviction time goes on, and another may be drawn. A read is served all the
+// same.
+func TestReadsAreServedThoughScoresMove(t *testing.T) {
+	var on atomic.Bool
+	f := storetest.New(t, storetest.Options{
+		CapacityBytes: 8 << 20, Disk: &storetest.Disk{CapacityBytes: 64 << 20},
+		NewPolicy: func(int) evict.Policy { return fickle{evict.NewLRU(1 << 16), &on} },
+	})
+	const chains = 40 // of 512 KiB
+	for i := range chains {
+		mustPublish(t, f, storetest.Chain(fmt.Sprint("f", i), 8), whole)
+		settle(t, f)
+	}
+	on.Store(true)
+	for i := range chains {
+		wantPages(t, f, storetest.Chain(fmt.Sprint("f", i), 8), whole, nil)
+	}
+	if f.Store.Status().Totals.Tiers[evict.Host].NotWorth == 0 {
+		t.Error("no page was worth less than what memory had")
+	}
 }

@@ -124,11 +124,12 @@ func (s *Store) makeRoomOf(r core.Reclaim) (made, notWorth bool) {
 	if r.Tier == evict.Host && s.disk != nil {
 		clean := r
 		clean.Clean = true
-		if s.reclaimFrom(clean) > 0 || s.reclaimWritten(clean, roomWait) {
+		if freed, _ := s.reclaimFrom(clean); freed > 0 || s.reclaimWritten(clean, roomWait) {
 			return true, false
 		}
 	}
-	return s.reclaimFrom(r) > 0, false
+	freed, notWorth := s.reclaimFrom(r)
+	return freed > 0, notWorth
 }
 
 // reclaimWritten waits for write-behind while there is any: what it is at may not go before, and what it has done can
@@ -137,21 +138,24 @@ func (s *Store) reclaimWritten(r core.Reclaim, most time.Duration) bool {
 	limit, cancel := timeout(s.clock, most)
 	defer cancel()
 	for s.disk.moved(limit) {
-		if s.reclaimFrom(r) > 0 {
+		if freed, _ := s.reclaimFrom(r); freed > 0 {
 			return true
 		}
 	}
-	return s.reclaimFrom(r) > 0 // of what was written between the last look and this
+	freed, _ := s.reclaimFrom(r) // of what was written between the last look and this
+	return freed > 0
 }
 
-// reclaimFrom asks the shard with the lowest water level, then the next, for bytes; it answers what was freed.
-func (s *Store) reclaimFrom(r core.Reclaim) (freed uint64) {
+// reclaimFrom asks the shard with the lowest water level, then the next, for bytes; it answers what was freed. notWorth: nothing,
+// for a shard found that all is worth more. It may though lowest did not: victims are drawn anew, and scores move with time.
+func (s *Store) reclaimFrom(r core.Reclaim) (freed uint64, notWorth bool) {
 	bytes := r.Bytes
 	ask := func(sh *shard) bool {
 		r.Bytes = bytes - freed
 		s.stepFor(sh, r, 0, func(e core.Effect) {
 			if got, ok := e.(core.Reclaimed); ok {
 				freed += got.Bytes
+				notWorth = notWorth || got.NotWorth
 			}
 		})
 		return freed >= bytes
@@ -162,15 +166,16 @@ func (s *Store) reclaimFrom(r core.Reclaim) (freed uint64) {
 				break
 			}
 		}
-		return freed
+		return freed, notWorth && freed == 0
 	}
 	for range s.shards {
-		sh, _ := s.lowest(r)
+		sh, no := s.lowest(r)
+		notWorth = notWorth || no
 		if sh == nil || ask(sh) {
 			break
 		}
 	}
-	return freed
+	return freed, notWorth && freed == 0
 }
 
 // lowest is the shard whose next victim for r is worth least; nil when nothing may go anywhere, or (notWorth) that is

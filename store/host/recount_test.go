@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -72,11 +73,10 @@ func (d *Driver) recount() error {
 
 // settledRecount gives the populator time to end what it is unmapping or mapping, which is in no list meanwhile.
 func (d *Driver) settledRecount() (err error) {
-	for range 10_000 {
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); runtime.Gosched() {
 		if err = d.recount(); err == nil {
 			return nil
 		}
-		runtime.Gosched()
 	}
 	return err
 }
