@@ -19,9 +19,11 @@ RACE      := $(foreach d,$(RACE_DIRS),$(if $(wildcard $(d)/*_test.go),./$(d)))
 export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := build
-PYTHON := test-python-core test-python-vllm test-python-sglang test-python-lmcache
-PARTS  := format vet staticcheck proto-check test-python-core test-plain test-race test-python-vllm test-python-sglang test-python-lmcache cross
-.PHONY: build test $(PARTS) test-python proto proto-baseline fuzz clean
+PYTHON := test-python-engines test-python-core
+ENGINE := test-python-vllm test-python-sglang test-python-lmcache
+# Engines go one after the other, and beside what mostly waits.
+PARTS  := format vet staticcheck proto-check $(PYTHON) test-plain test-race cross
+.PHONY: build test $(PARTS) $(ENGINE) test-python proto proto-baseline fuzz clean
 
 build:
 	$(GO) build -trimpath -o bin/quire ./cmd/quire
@@ -63,7 +65,7 @@ test-race:
 
 test-python: $(PYTHON)
 
-$(PYTHON): test-python-%:
+$(PYTHON) $(ENGINE): test-python-%:
 	@tools/check/python.sh $*
 
 proto:

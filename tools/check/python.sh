@@ -3,6 +3,7 @@
 #
 #   python.sh all                     every suite below, one after the other
 #   python.sh core [PYTEST ARGS]      format, lint and types; every test that needs no engine, with and without the native helper
+#   python.sh engines                 the tests that drive engines, one engine after the other
 #   python.sh vllm|sglang|lmcache [PYTEST ARGS]   the tests that drive that engine, the released package
 #   python.sh env NAME                makes the environment NAME, or finds it made, and prints its path
 #
@@ -155,13 +156,19 @@ engine() {
   tests "$env" "$site" -m "$name" "${@:-python/tests}"
 }
 
+all_engines() {
+  local name
+  for name in "${engines[@]}"; do engine "$name"; done
+}
+
 what="${1:-all}"
 shift || true
 case "$what" in
 all)
   core
-  for name in "${engines[@]}"; do engine "$name"; done
+  all_engines
   ;;
+engines) all_engines ;;
 core) core "$@" ;;
 vllm | sglang | lmcache) engine "$what" "$@" ;;
 env) environment "${1:?the name of an environment}" ;;
