@@ -12,9 +12,9 @@ from typing import Any
 from . import proto
 from .errors import QuireError, Reason
 
-__all__ = ["CATEGORIES", "PARAM", "Hint", "NextStep", "WorkCategory"]
+__all__ = ["CATEGORIES", "Hint", "NextStep", "WorkCategory", "said"]
 
-PARAM = "quire"  # the name of a hint among what a request to an engine carries for its connectors
+_PARAM = "quire"  # the name of a hint among what a request to an engine carries for its connectors
 
 _MAX_SECONDS = 365 * 24 * 3600  # the store takes what lies beyond for this
 _FIELDS = ("category", "reuse_in_s", "tool_call_pending", "end_of_session")
@@ -90,6 +90,11 @@ class Hint:
         message.category, message.next = int(self.category), int(self.next)
         if self.expected_reuse > 0:
             proto.set_seconds(message.expected_reuse, min(self.expected_reuse, _MAX_SECONDS))
+
+
+def said(params: object) -> Any:
+    """The hint, not parsed, in what a request carries for an engine's connectors; None where there is none."""
+    return params.get(_PARAM) if isinstance(params, Mapping) else None
 
 
 def _flag(given: Mapping[Any, Any], name: str) -> bool:

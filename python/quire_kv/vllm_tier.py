@@ -22,7 +22,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -33,7 +33,7 @@ from vllm.v1.kv_offload.tiering import base as tiering
 from .cache import Cache
 from .config import Config
 from .errors import ConfigError, Reason
-from .hint import PARAM, Hint
+from .hint import Hint, said
 from .layout import Layout, PageMemory, Rows, address_of
 from .locks import Locks
 from .metrics import Counters
@@ -136,9 +136,9 @@ class QuireTier(tiering.SecondaryTierManager):
                 why = f"the engine's block hashes cannot be checked: {type(e).__name__}: {e}"
             if why:
                 self._cache.invalidate(why)
-        params = getattr(req_context, "kv_transfer_params", None)
-        if self._cache is not None and isinstance(params, Mapping) and PARAM in params:
-            self._hints[req_context.req_id] = self._cache.hint_of(params[PARAM])
+        given = said(getattr(req_context, "kv_transfer_params", None))
+        if self._cache is not None and given is not None:
+            self._hints[req_context.req_id] = self._cache.hint_of(given)
         return _RequestContext()
 
     def lookup(self, key: bytes, req_context: Any) -> Any:

@@ -101,14 +101,20 @@ def connected():
         theirs.close()
 
 
-def fetched(answer: Answer, said: bytes, strided: bool, step: int = 1 << 30, timeout: float = GUARD_SECONDS):
-    """What a fetch makes of what a server says, in parts of some bytes: the pages, the memory and the error."""
+def wanted(answer: Answer, strided: bool):
+    """The memory and the pages of a fetch of all that a server answers, and what makes it over a connection, for a call."""
     target, memory = answer.memory(strided)
     pages = [Wanted(k) for k in answer.keys]
     intake = Intake(pages, list(range(PAGES)), memory, answer.geometry, answer.geometry.whole, answer.expect, threads=1)
     request = proto.FetchRequest()
     request.run.hashes = b"".join(answer.keys)
     transport = FrameTransport("data", lambda call: pytest.fail("no second connection"), 1, None, Budget(1 << 20))
+    return target, pages, lambda connection, call: transport._fetch(connection, request, intake, call)
+
+
+def fetched(answer: Answer, said: bytes, strided: bool, step: int = 1 << 30, timeout: float = GUARD_SECONDS):
+    """What a fetch makes of what a server says, in parts of some bytes: the pages, the memory and the error."""
+    target, pages, fetch = wanted(answer, strided)
     with connected() as (connection, peer):
 
         def say() -> None:
@@ -121,7 +127,7 @@ def fetched(answer: Answer, said: bytes, strided: bool, step: int = 1 << 30, tim
         speaker.start()
         error: Exception | None = None
         try:
-            transport._fetch(connection, request, intake, Call(timeout))
+            fetch(connection, Call(timeout))
         except (QuireError, Refused) as e:
             error = e
         finally:
@@ -235,12 +241,7 @@ def test_a_server_that_falls_silent():
     answer = Answer(4, 2, 1 << 13, 1 << 14)
     said = frames(answer.entries, 1)[:70_000]
     for end in ("deadline", "cancel", "signal"):
-        target, memory = answer.memory(False)
-        pages = [Wanted(k) for k in answer.keys]
-        intake = Intake(pages, list(range(PAGES)), memory, answer.geometry, answer.geometry.whole, answer.expect, threads=1)
-        request = proto.FetchRequest()
-        request.run.hashes = b"".join(answer.keys)
-        transport = FrameTransport("data", lambda call: pytest.fail("no second connection"), 1, None, Budget(1 << 20))
+        target, pages, fetch = wanted(answer, False)
         with connected() as (connection, peer):
             call = Call(0.3 if end == "deadline" else GUARD_SECONDS)
             call.register(connection.abort)
@@ -248,12 +249,12 @@ def test_a_server_that_falls_silent():
             began = time.monotonic()
             if end == "deadline":
                 with pytest.raises(DeadlineError):
-                    transport._fetch(connection, request, intake, call)
+                    fetch(connection, call)
                 assert time.monotonic() - began >= 0.3
             elif end == "cancel":
                 threading.Timer(0.1, call.cancel, [QuireError(Reason.ABORTED, "enough")]).start()
                 with pytest.raises(QuireError, match="enough"):
-                    transport._fetch(connection, request, intake, call)
+                    fetch(connection, call)
             else:
 
                 def handler(*_: object) -> None:
@@ -263,7 +264,7 @@ def test_a_server_that_falls_silent():
                 try:
                     signal.setitimer(signal.ITIMER_REAL, 0.1)
                     with pytest.raises(KeyboardInterrupt):
-                        transport._fetch(connection, request, intake, call)
+                        fetch(connection, call)
                 finally:
                     signal.signal(signal.SIGALRM, before)
             assert time.monotonic() - began < GUARD_SECONDS / 2

@@ -26,7 +26,7 @@ from .. import client as _client
 from ..cache import Cache
 from ..config import Config
 from ..errors import ConfigError, QuireError
-from ..hint import PARAM
+from ..hint import said
 from ..layout import PageMemory
 from ..page import View
 from . import answers
@@ -325,7 +325,7 @@ class QuireHiCache(HiCacheStorage):
         cache, part, hashes, memory = prepared
         if self._replica_writes(part, hashes) and self._replica_wrote(cache, name, hashes, part.view):
             return [True] * len(keys)
-        hint = cache.hint_of(_said(extra_info))
+        hint = cache.hint_of(said(getattr(extra_info, "extra_info", None)))
         began = time.monotonic()
         for batch in _batches(len(keys), part.pool.page_bytes):
             before = hashes[batch.start - 1] if batch.start and name == "kv" else parent
@@ -410,12 +410,6 @@ def _batches(pages: int, page_bytes: int) -> list[slice]:
     """Cuts a call into parts of at most _BATCH_BYTES, and at least one page."""
     step = max(1, _BATCH_BYTES // page_bytes)
     return [slice(i, min(i + step, pages)) for i in range(0, pages, step)]
-
-
-def _said(extra_info: Any) -> Any:
-    """The hint among what the engine says more of a call; None where there is none."""
-    more = getattr(extra_info, "extra_info", None)
-    return more.get(PARAM) if isinstance(more, Mapping) else None
 
 
 def _parent_of(extra_info: Any) -> Any:

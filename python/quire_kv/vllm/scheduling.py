@@ -17,12 +17,12 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..cache import Cache, Lookup
-from ..hint import PARAM, Hint
+from ..hint import Hint, said
 from .lookups import Background
 from .meta import Load, Plan, Report, Save
 
@@ -243,7 +243,7 @@ class Scheduling:
         self._entries[request.request_id] = entry
         entry.barred = bool(self._off) or bool(getattr(request, "resumable", False))
         if not entry.barred:
-            entry.hint = self._cache.hint_of(_said(request))
+            entry.hint = self._cache.hint_of(said(getattr(request, "kv_transfer_params", None)))
             entry.scope = self._scopes.quick(request)
             self._look(entry)
         return entry
@@ -356,12 +356,6 @@ class Scheduling:
 
     def _all(self) -> Iterable[tuple[str, _Entry]]:
         return [*self._entries.items(), *self._ending.items()]
-
-
-def _said(request: Any) -> Any:
-    """The hint in a request's kv_transfer_params; None where there is none."""
-    params = getattr(request, "kv_transfer_params", None)
-    return params.get(PARAM) if isinstance(params, Mapping) else None
 
 
 def _release(leases: Iterable[Any]) -> None:
