@@ -44,9 +44,7 @@ func (q *behindQueue) push(p behindPage) (left PageRef, full bool) {
 	}
 	q.items = append(q.items, p)
 	q.bytes += p.bytes
-	for i := len(q.items) - 1; i > 0 && q.before(i, (i-1)/2); i = (i - 1) / 2 {
-		q.swap(i, (i-1)/2)
-	}
+	heapFix(q, len(q.items)-1)
 	return left, full
 }
 
@@ -54,7 +52,7 @@ func (q *behindQueue) push(p behindPage) (left PageRef, full bool) {
 func (q *behindQueue) lower(worth evict.Score) bool {
 	seq := q.items[0].seq
 	q.items[0].worth = worth
-	q.down()
+	heapFix(q, 0)
 	return q.items[0].seq == seq
 }
 
@@ -63,32 +61,15 @@ func (q *behindQueue) pop() {
 	last := len(q.items) - 1
 	q.items[0] = q.items[last]
 	q.items = q.items[:last]
-	q.down()
+	heapFix(q, 0)
 }
 
-func (q *behindQueue) before(i, j int) bool {
+func (q *behindQueue) less(i, j int) bool {
 	a, b := &q.items[i], &q.items[j]
 	return a.worth > b.worth || a.worth == b.worth && a.seq < b.seq
 }
 
 func (q *behindQueue) swap(i, j int) { q.items[i], q.items[j] = q.items[j], q.items[i] }
-
-// down moves the first to where it belongs.
-func (q *behindQueue) down() {
-	for i := 0; ; {
-		best := i
-		for c := 2*i + 1; c <= 2*i+2 && c < len(q.items); c++ {
-			if q.before(c, best) {
-				best = c
-			}
-		}
-		if best == i {
-			return
-		}
-		q.swap(i, best)
-		i = best
-	}
-}
 
 // queueBehind queues a page once, for all of its extents.
 func (s *Shard) queueBehind(i uint32) {

@@ -78,7 +78,7 @@ func (t *tenures) setEnd(n *tenure, until clock.Instant) {
 		n.heapAt = len(t.heap)
 		t.heap = append(t.heap, n)
 	}
-	t.heapFix(n.heapAt)
+	heapFix(t, n.heapAt)
 }
 
 // due is the tenure that ends first, if its end has come.
@@ -88,6 +88,8 @@ func (t *tenures) due(now clock.Instant) *tenure {
 	}
 	return t.heap[0]
 }
+
+func (t *tenures) len() int { return len(t.heap) }
 
 func (t *tenures) less(i, j int) bool {
 	a, b := t.heap[i], t.heap[j]
@@ -105,25 +107,7 @@ func (t *tenures) heapRemove(i int) {
 	t.heap[last] = nil
 	t.heap = t.heap[:last]
 	if i < last {
-		t.heapFix(i)
-	}
-}
-
-func (t *tenures) heapFix(i int) {
-	for i > 0 && t.less(i, (i-1)/2) {
-		t.swap(i, (i-1)/2)
-		i = (i - 1) / 2
-	}
-	for {
-		child := 2*i + 1
-		if child+1 < len(t.heap) && t.less(child+1, child) {
-			child++
-		}
-		if child >= len(t.heap) || !t.less(child, i) {
-			return
-		}
-		t.swap(i, child)
-		i = child
+		heapFix(t, i)
 	}
 }
 
