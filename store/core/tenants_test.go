@@ -189,6 +189,47 @@ func TestGuaranteeEndsWithinAPage(t *testing.T) {
 	w.check()
 }
 
+// Whose readers still hold what is deleted is beyond its guarantee though its pages are within: it makes room by its own pages,
+// page after page, and by nobody else's.
+func TestTenantWhoseReadersHoldMakesRoomByItsOwn(t *testing.T) {
+	q := hostGuarantee(10)
+	q.Guarantee[evict.Host] += tenantPage / 2
+	w, f := tenantWorld(t, 14, nil, q, hostGuarantee(3))
+	w.publish(f[0], 0, 0, 11)
+	w.publish(f[1], 0, 0, 3)
+	r := w.read(f[0], 1, LeaseID{}, page.View{}, 0, 9, 11)
+	w.delete(f[0], 0, 9, 11)
+	if n, why := w.offer(w.beginEvent(chain(f[0], 1, 0, 2), page.View{})); n != 2 {
+		t.Errorf("%d of 2 pages granted: %v", n, why)
+	}
+	if n := w.pagesOf(2); n[0] != 9 || n[1] != 3 || w.leading(f[0], 0, 0, 9) != 7 {
+		t.Errorf("pages %d, %d of the old ones", n, w.leading(f[0], 0, 0, 9))
+	}
+	w.readDone(r.Ticket)
+	w.check()
+}
+
+// What has expired goes for anybody, though its tenant has a guarantee and no sweep was there yet: neither of the time, nor of
+// the guarantee.
+func TestWhatHasExpiredGoesWithinAGuarantee(t *testing.T) {
+	w, f := tenantWorld(t, 5, nil, TenantQuota{}, TenantQuota{})
+	b := w.beginEvent(chain(f[0], 0, 0, 3), page.View{})
+	b.Pages[2].Expiry = w.wall + 1
+	w.publishView(b)
+	w.publish(f[1], 0, 0, 2)
+	if err := w.s.o.Ledger.SetTenant(1, hostGuarantee(5)); err != nil {
+		t.Fatal(err)
+	}
+	w.now, w.wall = w.now.Add(2*time.Second), w.wall+2
+	w.do(Reclaim{Tier: evict.Host, Bytes: tenantPage, Tenant: 2})
+	if w.reclaimed != tenantPage || w.tiersOf(f[0], 0, 2) != "" || w.leading(f[0], 0, 0, 3) != 2 {
+		t.Errorf("%d bytes, %d pages of the other", w.reclaimed, w.leading(f[0], 0, 0, 3))
+	}
+	w.do(TenantsChanged{})
+	w.tickUntilQuiet()
+	w.check()
+}
+
 // Where nobody is beyond a guarantee and there is no room all the same, everybody's pages go, in the policy's order. Where
 // somebody is, and nothing of theirs can go, a tenant within its guarantee takes its own.
 func TestTenantsWithinTheirGuarantees(t *testing.T) {

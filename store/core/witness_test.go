@@ -173,6 +173,7 @@ func (l *Ledger) promised() bool { return l.tenants.promised != tierBytes{} }
 
 func (w *world) guarantees(r Reclaim) *guarantees {
 	g := &guarantees{map[uint32]tierBytes{}, map[uint32]TenantQuota{}, map[uint32]bool{}, true}
+	w.s.wall = w.wall // by which the Step will say what has expired
 	for i := uint32(1); i <= w.s.pages.top && w.s.o.Ledger.promised(); i++ {
 		if p := w.s.pages.At(i); p.has(flagCommitted) {
 			f := w.s.families.at(p.family)
@@ -187,8 +188,8 @@ func (w *world) guarantees(r Reclaim) *guarantees {
 	return g
 }
 
-// checkEvictions goes over what a Reclaim evicted: while a tenant is beyond its guarantee, nobody within theirs loses
-// a page that is not doomed, but for their own sake.
+// checkEvictions goes over what a Reclaim evicted: nobody within their guarantee loses a page that is not doomed to who is
+// beyond theirs, nor, while a tenant is beyond its own, to anybody else; who makes room for themselves may take what is theirs.
 func (w *world) checkEvictions(r Reclaim, before *guarantees, effects []Effect) {
 	w.t.Helper()
 	p, ok := w.s.o.Policy.(*witness)
@@ -207,10 +208,10 @@ func (w *world) checkEvictions(r Reclaim, before *guarantees, effects []Effect) 
 			someone = someone || over(tenant)
 		}
 		if !over(attrs.Tenant) && !attrs.Doomed && !before.dooms[a.Ref.Slot] { // told so, or due to be
-			switch {
-			case !r.Own || before.burst:
+			switch mine := r.Own && attrs.Tenant == r.Tenant; {
+			case !mine && (!r.Own || before.burst):
 				w.t.Fatalf("tenant %d lost a page within its guarantee to %+v: %+v", attrs.Tenant, r, before)
-			case someone && attrs.Tenant != r.Tenant:
+			case !mine && someone:
 				w.t.Fatalf("tenant %d lost a page within its guarantee to %+v while others are beyond theirs: %+v", attrs.Tenant, r, before)
 			}
 		}
