@@ -125,8 +125,12 @@ func (s *Shard) settle(i uint32) {
 	p.set(flagCommitted, t.committed > 0)
 	p.set(flagComplete, t.committed > 0 && t.cells == full.Cells())
 	p.set(flagAbsent, t.open == 0 && !t.accepted)
-	if p.has(flagAbsent) && !before.has(flagAbsent) && t.hidden {
+	switch {
+	case !p.has(flagAbsent) || !t.hidden:
+	case !before.has(flagAbsent):
 		p.setCause(OrphanHidden)
+	case !before.has(flagCommitted): // it was restored so
+		s.setCause(i, OrphanHidden)
 	}
 	if t.committed == 0 {
 		p.expiry, p.declared = 0, 0

@@ -193,8 +193,8 @@ func (s *Shard) tidy(slot uint32) {
 }
 
 // settleAll ends the Restores. Their order says nothing of parents and children, so depths and orphans follow now, in
-// one pass: from each page up to an ancestor that is settled, and up the same way once more to write down what follows
-// from it. Every page is gone over twice.
+// one pass: from each page up to an ancestor that is settled, and down the same way to write down what follows from it,
+// with the cause of what is absent there. Every page is gone over twice.
 func (s *Shard) settleAll() {
 	s.restoring = false
 	for i := uint32(1); i <= s.pages.top; i++ {
@@ -208,8 +208,8 @@ func (s *Shard) settleAll() {
 		if p.family == 0 {
 			continue
 		}
-		if p.has(flagAbsent) && p.cause() == OrphanLost {
-			s.totals.Orphaned[OrphanLost] += uint64(p.live)
+		if p.has(flagAbsent) && s.epochOf(i).state.Life != Retired {
+			s.totals.Orphaned[p.cause()] += uint64(p.live)
 		}
 		if p.has(flagCommitted) && !p.has(flagComplete) {
 			s.watchIncomplete(i)
@@ -219,36 +219,31 @@ func (s *Shard) settleAll() {
 
 // settlePath gives the page at slot, and its ancestors that are not settled, their depth and whether they are orphans.
 func (s *Shard) settlePath(slot uint32) {
-	steps, lost := uint32(0), uint32(0) // pages on the path; of these, up to which one an ancestor is absent
+	s.path = s.path[:0]
 	i := slot
 	for i != 0 && !s.pages.At(i).has(flagSettled) {
-		if steps == s.pages.used { // a circle, which only what came back from the dead can close: cut it
+		if uint32(len(s.path)) == s.pages.used { // a circle, which only what came back from the dead can close: cut it
 			s.setParent(i, 0, true)
 			s.settle(i)
-			i, steps, lost = slot, 0, 0
+			i, s.path = slot, s.path[:0]
 		}
-		if s.pages.At(i).has(flagAbsent) {
-			lost = steps
-		}
-		steps++
+		s.path = append(s.path, i)
 		i = s.pages.At(i).parent
 	}
-	depth := steps - 1 // of the page at slot
-	if i != 0 {
-		top := s.pages.At(i)
-		depth = uint32(min(uint64(top.depth)+uint64(steps), math.MaxUint32))
-		if top.has(flagAbsent | flagOrphan) {
-			lost = steps
-		}
-	}
-	for i, n := slot, uint32(0); n < steps; n++ {
+	for _, i := range slices.Backward(s.path) { // parents first: what is below one follows from it
 		p := s.pages.At(i)
 		f := s.families.at(p.family)
-		orphan := n < lost && f.geo.Parents == ParentPrefix && p.has(flagHeld)
+		depth, orphan, cause := uint32(0), false, OrphanCause(0)
+		if p.parent != 0 {
+			above := s.pages.At(p.parent)
+			depth = uint32(min(uint64(above.depth)+1, math.MaxUint32))
+			orphan = above.has(flagAbsent|flagOrphan) && f.geo.Parents == ParentPrefix && p.has(flagHeld)
+			cause = above.cause()
+		}
 		if p.depth != depth || p.has(flagOrphan) != orphan {
 			p.depth = depth
 			if orphan && !p.has(flagOrphan) {
-				s.countOrphan(p, OrphanLost)
+				s.countOrphan(p, cause)
 			}
 			p.set(flagOrphan, orphan)
 			if p.has(flagCommitted) {
@@ -257,6 +252,5 @@ func (s *Shard) settlePath(slot uint32) {
 			}
 		}
 		p.set(flagSettled, true)
-		depth, i = depth-1, p.parent
 	}
 }

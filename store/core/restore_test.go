@@ -103,6 +103,40 @@ func TestRestoreInAnyOrder(t *testing.T) {
 	}
 }
 
+// Pages whose ancestor is there and may not be used, and those whose ancestor was deleted before all was filed, are orphans
+// for that cause; only what nobody finds is lost.
+func TestRestoreTellsWhyPagesAreOrphans(t *testing.T) {
+	w, f := newTestWorld(t, 1<<30)
+	st := testNamespace(1, 1)
+	st.Accepts = []uint64{1<<1 | 1<<2}
+	w.do(NamespaceChanged{st})
+	var kept []RestoredExtent
+	for c := range 4 {
+		for d := range 5 {
+			if c == 3 && d == 2 {
+				continue // it was lost
+			}
+			kept = append(kept, w.keptPage(f, c, d, page.View{}))
+			if c == 1 && d == 1 {
+				kept[len(kept)-1].Lineage = []uint16{3} // accepted no more
+			}
+		}
+	}
+	if slices.Contains(w.restore(kept...), 0) {
+		t.Fatal("refused")
+	}
+	w.delete(f, 2, 0, 1)
+	w.settle()
+	var want, bytes [NumOrphanCauses]uint64
+	for c, below := range map[OrphanCause]uint64{OrphanHidden: 3, OrphanDeleted: 4, OrphanLost: 2} {
+		want[c], bytes[c] = 1, below*12288
+	}
+	n, now := w.s.Totals(), w.s.Usage(nil)[0].Orphans
+	if n.Orphaned != want || n.OrphanedBytes != bytes || now != want {
+		t.Errorf("orphans %v, since start %v, %v bytes; want %v and %v", now, n.Orphaned, n.OrphanedBytes, want, bytes)
+	}
+}
+
 func TestRestoreRefuses(t *testing.T) {
 	w, f := newTestWorld(t, 1<<30)
 	retired, strict := testNamespace(2, 1), testNamespace(3, 1)
