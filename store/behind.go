@@ -151,10 +151,10 @@ func (w *diskWriter) write(batch []diskWrite) {
 		var to tier.Region
 		if why == reason.None {
 			var err error
-			who := seeker{w.s.tenantOf(q.t.Namespace, q.t.Epoch), true, q.t.Worth}
+			who := seeker{tenant: w.s.tenantOf(q.t.Namespace, q.t.Epoch), judge: true, worth: q.t.Worth}
 			if !w.follows(q) {
 				why = reason.NotWorth
-			} else if to, err = w.s.allocOne(evict.Disk, tier.Class{Bytes: from.Bytes}, tier.Owner{Shard: q.sh.id, Extent: q.t.Into}, total, who); err != nil {
+			} else if to, err = w.s.allocOne(evict.Disk, tier.Class{Bytes: from.Bytes}, tier.Owner{Shard: q.sh.id, Extent: q.t.Into}, total, &who); err != nil {
 				why = allocReason(err)
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/core"
 	"github.com/quire-kv/quire/store/page"
@@ -15,17 +16,23 @@ type CommitPage struct {
 	Headers [][]byte
 }
 
-// Commit verifies headers, lengths and sums against what was written and makes pages visible. Results align with
-// pages. Idempotent: digests committed before answer Committed, also under a token that is over. A page that fails
+// CommitResult is what Commit answers.
+type CommitResult struct {
+	Pages []PageResult  // aligned with the request's
+	At    clock.Instant // when pages were committed; 0: none was, now
+}
+
+// Commit verifies headers, lengths and sums against what was written and makes pages visible. Idempotent: digests committed before answer Committed, also under a token that is over. A page that fails
 // is given up whole, so that it can be published again. Durable pages are answered when they are on disk; one that the
 // disk tier does not take is refused, and stays in memory.
-func (s *Store) Commit(ctx context.Context, c Caller, id page.NamespaceID, e page.Epoch, t core.Token, pages []CommitPage) ([]PageResult, reason.Reason, error) {
+func (s *Store) Commit(ctx context.Context, c Caller, id page.NamespaceID, e page.Epoch, t core.Token, pages []CommitPage) (CommitResult, reason.Reason, error) {
 	sp, sh, why, err := s.begin(c, &page.Family{Namespace: id, Epoch: e})
 	if err != nil || why != reason.None {
-		return nil, why, err
+		return CommitResult{}, why, err
 	}
 	defer s.leave()
-	out := make([]PageResult, len(pages))
+	res := CommitResult{Pages: make([]PageResult, len(pages))}
+	out := res.Pages
 	var ready []uint32 // pages sealed and asked for, and their places in out
 	var at []int
 	durable := false
@@ -47,7 +54,7 @@ func (s *Store) Commit(ctx context.Context, c Caller, id page.NamespaceID, e pag
 		}
 	}
 	if ready != nil {
-		s.commitReady(sp, sh, c, t, ready, at, pages, out)
+		res.At = s.commitReady(sp, sh, c, t, ready, at, pages, out)
 	}
 	for i := range out {
 		if out[i].Outcome == 0 {
@@ -55,9 +62,9 @@ func (s *Store) Commit(ctx context.Context, c Caller, id page.NamespaceID, e pag
 		}
 	}
 	if err := s.persistCommitted(ctx, sh, durable, pages, out); err != nil {
-		return nil, reason.None, err
+		return CommitResult{}, reason.None, err
 	}
-	return out, reason.None, nil
+	return res, reason.None, nil
 }
 
 // persistCommitted persists the committed pages of a durable publication; if its token is over, those whose headers say so.
@@ -79,8 +86,8 @@ func (s *Store) persistCommitted(ctx context.Context, sh *shard, durable bool, p
 	return s.persistPages(ctx, sh, run, out, at)
 }
 
-// commitReady steps the commit. It asks without a context: once sealed, the answer must be known.
-func (s *Store) commitReady(sp *space, sh *shard, c Caller, t core.Token, ready []uint32, at []int, pages []CommitPage, out []PageResult) {
+// commitReady steps the commit and says when. It asks without a context: once sealed, the answer must be known.
+func (s *Store) commitReady(sp *space, sh *shard, c Caller, t core.Token, ready []uint32, at []int, pages []CommitPage, out []PageResult) clock.Instant {
 	k := s.ticket()
 	r := s.now(sh, k, core.Commit{
 		Ticket: k, Principal: c.Principal, Namespace: sp.State.ID, Epoch: sp.State.Epoch, Token: t, Pages: ready,
@@ -102,7 +109,7 @@ func (s *Store) commitReady(sp *space, sh *shard, c Caller, t core.Token, ready 
 	pub := sh.pubs[t]
 	sh.rt.Unlock()
 	if pub == nil {
-		return
+		return r.At
 	}
 	sp.wrote(s.clock.Wall(), pub.family)
 	if pub.done() {
@@ -110,6 +117,7 @@ func (s *Store) commitReady(sp *space, sh *shard, c Caller, t core.Token, ready 
 		delete(sh.pubs, t)
 		sh.rt.Unlock()
 	}
+	return r.At
 }
 
 // committedBefore answers a commit whose token is over: the same digests stored are the same commit, others won.

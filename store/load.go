@@ -79,12 +79,12 @@ func (s *Store) promote(sh *shard, transfers []core.Transfer) {
 			continue
 		}
 		class, owner := s.classOf(t.Namespace, t.Epoch, from.Bytes), tier.Owner{Shard: sh.id, Extent: t.Into}
-		who := seeker{s.tenantOf(t.Namespace, t.Epoch), true, t.Worth}
-		to, err := s.allocOne(evict.Host, class, owner, total, who)
+		who := seeker{tenant: s.tenantOf(t.Namespace, t.Epoch), judge: true, worth: t.Worth}
+		to, err := s.allocOne(evict.Host, class, owner, total, &who)
 		passing := errors.Is(err, errNotWorth)
 		if passing { // it is read all the same, and what it displaces is room for the next such
 			who.judge = false
-			to, err = s.allocOne(evict.Host, class, owner, uint64(tier.RoundUp(from.Bytes)), who)
+			to, err = s.allocOne(evict.Host, class, owner, uint64(tier.RoundUp(from.Bytes)), &who)
 		}
 		if err != nil {
 			s.step(sh, core.TransferDone{ID: t.ID, Err: allocReason(err)})

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/quire-kv/quire/evict"
+	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/core"
 	"github.com/quire-kv/quire/store/page"
@@ -49,6 +50,7 @@ func (st *spaceStats) count(hits, of int) {
 type LeaseResult struct {
 	Lease   core.LeaseID
 	TTL     time.Duration
+	At      clock.Instant // when it was decided
 	Leading []uint32
 	Covered []uint32
 	Present []byte
@@ -78,7 +80,7 @@ func (s *Store) Lookup(ctx context.Context, c Caller, runs []core.Run, v page.Vi
 	if err != nil || r.Reason != reason.None {
 		return LeaseResult{}, r.Reason, err
 	}
-	out.Lease, out.TTL = r.Lease, r.TTL
+	out.Lease, out.TTL, out.At = r.Lease, r.TTL, r.At
 	copy(out.Covered, r.Covered)
 	return out, reason.None, nil
 }

@@ -64,6 +64,7 @@ type BeginRequest struct {
 type BeginResult struct {
 	Token core.Token
 	TTL   time.Duration
+	At    clock.Instant // when it was decided
 	Pages []PageResult
 }
 
@@ -95,7 +96,7 @@ func (s *Store) Begin(ctx context.Context, c Caller, r BeginRequest) (BeginResul
 	if err != nil || reply.Reason != reason.None {
 		return BeginResult{}, reply.Reason, err
 	}
-	out := BeginResult{Token: reply.Token, TTL: reply.TTL, Pages: resultsOf(reply.Results)}
+	out := BeginResult{Token: reply.Token, TTL: reply.TTL, At: reply.At, Pages: resultsOf(reply.Results)}
 	if reply.Token != (core.Token{}) {
 		pub := &publication{principal: c.Principal, family: r.Run.Family, geometry: geo, prov: prov, durable: r.Durable}
 		pub.pages = s.grants(sp, &r.Run, &geo, len(prov), reply.Results)

@@ -96,7 +96,7 @@ func commit(t *testing.T, f *storetest.Fixture, b store.BeginResult, pages ...st
 	if err != nil || why != reason.None {
 		t.Fatal(why, err)
 	}
-	return rs
+	return rs.Pages
 }
 
 func TestPublishFetch(t *testing.T) {

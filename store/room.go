@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/quire-kv/quire/evict"
+	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/core"
 	"github.com/quire-kv/quire/store/page"
@@ -20,6 +21,7 @@ type seeker struct {
 	tenant uint32
 	judge  bool // what is worth more than worth stays (core.Reclaim)
 	worth  evict.Score
+	at     clock.Instant // when last something was evicted for it; 0: nothing was
 }
 
 // errNotWorth is a tier that is full of what is worth more.
@@ -32,9 +34,9 @@ func (s *Store) alloc(sh *shard, a core.Alloc, want core.Ticket) (core.Reply, bo
 		total += uint64(tier.RoundUp(it.Bytes))
 	}
 	done := core.Allocated{ID: a.ID, Places: make([]core.Place, 0, len(a.Items))}
-	who := seeker{a.Tenant, true, a.Worth}
+	who := seeker{tenant: a.Tenant, judge: true, worth: a.Worth}
 	for _, it := range a.Items {
-		r, err := s.allocOne(a.Tier, s.classOf(a.Namespace, a.Epoch, it.Bytes), tier.Owner{Shard: sh.id, Extent: it.Extent}, total, who)
+		r, err := s.allocOne(a.Tier, s.classOf(a.Namespace, a.Epoch, it.Bytes), tier.Owner{Shard: sh.id, Extent: it.Extent}, total, &who)
 		if err != nil {
 			done.Err = allocReason(err)
 			break
@@ -42,7 +44,11 @@ func (s *Store) alloc(sh *shard, a core.Alloc, want core.Ticket) (core.Reply, bo
 		total -= uint64(tier.RoundUp(it.Bytes))
 		done.Places = append(done.Places, placeOf(a.Tier, r))
 	}
-	return s.stepFor(sh, done, want, nil)
+	r, ok := s.stepFor(sh, done, want, nil)
+	if who.at != 0 {
+		r.At = who.at
+	}
+	return r, ok
 }
 
 func allocReason(err error) reason.Reason {
@@ -57,7 +63,7 @@ func allocReason(err error) reason.Reason {
 
 // allocOne makes room until the driver has a place or nothing can go. want is what the caller still needs in all,
 // so that one round of eviction serves a batch.
-func (s *Store) allocOne(t evict.Tier, c tier.Class, o tier.Owner, want uint64, who seeker) (tier.Region, error) {
+func (s *Store) allocOne(t evict.Tier, c tier.Class, o tier.Owner, want uint64, who *seeker) (tier.Region, error) {
 	d := s.o.Tiers[t]
 	for round := 0; ; round++ {
 		r, err := d.Alloc(c, o)
@@ -91,7 +97,7 @@ func (s *Store) classOf(id page.NamespaceID, e page.Epoch, bytes int64) tier.Cla
 // makeRoom evicts about bytes where they are worth least, or empties a slab or segment: first out of what tenants have
 // beyond their guarantees, then out of what the seeker is guaranteed. made is false when nothing can go; notWorth: what
 // could is worth more.
-func (s *Store) makeRoom(t evict.Tier, bytes uint64, who seeker) (made, notWorth bool) {
+func (s *Store) makeRoom(t evict.Tier, bytes uint64, who *seeker) (made, notWorth bool) {
 	if t == evict.Disk {
 		if s.cleanSegment() {
 			return true, false
@@ -101,60 +107,62 @@ func (s *Store) makeRoom(t evict.Tier, bytes uint64, who seeker) (made, notWorth
 		return true, false
 	}
 	r := core.Reclaim{Tier: t, Bytes: bytes, Tenant: who.tenant, Judge: who.judge, Worth: who.worth}
-	made, notWorth = s.makeRoomOf(r)
+	made, notWorth = s.makeRoomOf(r, who)
 	if !made && s.ledger.Guarantees(t) > 0 {
 		r.Own = true
-		if own, no := s.makeRoomOf(r); own || no {
+		if own, no := s.makeRoomOf(r, who); own || no {
 			return own, no
 		}
 		r.Own = false
 	}
 	if !made && !notWorth && t == evict.Host && s.disk != nil {
-		made = s.reclaimWritten(r, maxRoomWait)
+		made = s.reclaimWritten(r, maxRoomWait, who)
 	}
 	return made, notWorth
 }
 
 // makeRoomOf is makeRoom out of one of the two. In memory, what is on disk too goes first, and write-behind may make a
 // little more of that.
-func (s *Store) makeRoomOf(r core.Reclaim) (made, notWorth bool) {
+func (s *Store) makeRoomOf(r core.Reclaim, who *seeker) (made, notWorth bool) {
 	if _, notWorth := s.lowest(r); notWorth {
 		return false, true
 	}
 	if r.Tier == evict.Host && s.disk != nil {
 		clean := r
 		clean.Clean = true
-		if freed, _ := s.reclaimFrom(clean); freed > 0 || s.reclaimWritten(clean, roomWait) {
+		if freed, _ := s.reclaimFrom(clean, who); freed > 0 || s.reclaimWritten(clean, roomWait, who) {
 			return true, false
 		}
 	}
-	freed, notWorth := s.reclaimFrom(r)
+	freed, notWorth := s.reclaimFrom(r, who)
 	return freed > 0, notWorth
 }
 
 // reclaimWritten waits for write-behind while there is any: what it is at may not go before, and what it has done can
 // go without a loss.
-func (s *Store) reclaimWritten(r core.Reclaim, most time.Duration) bool {
+func (s *Store) reclaimWritten(r core.Reclaim, most time.Duration, who *seeker) bool {
 	limit, cancel := timeout(s.clock, most)
 	defer cancel()
 	for s.disk.moved(limit) {
-		if freed, _ := s.reclaimFrom(r); freed > 0 {
+		if freed, _ := s.reclaimFrom(r, who); freed > 0 {
 			return true
 		}
 	}
-	freed, _ := s.reclaimFrom(r) // of what was written between the last look and this
+	freed, _ := s.reclaimFrom(r, who) // of what was written between the last look and this
 	return freed > 0
 }
 
 // reclaimFrom asks the shard with the lowest water level, then the next, for bytes; it answers what was freed. notWorth: nothing,
 // for a shard found that all is worth more. It may though lowest did not: victims are drawn anew, and scores move with time.
-func (s *Store) reclaimFrom(r core.Reclaim) (freed uint64, notWorth bool) {
+func (s *Store) reclaimFrom(r core.Reclaim, who *seeker) (freed uint64, notWorth bool) {
 	bytes := r.Bytes
 	ask := func(sh *shard) bool {
 		r.Bytes = bytes - freed
 		s.stepFor(sh, r, 0, func(e core.Effect) {
 			if got, ok := e.(core.Reclaimed); ok {
-				freed += got.Bytes
+				if got.Bytes > 0 {
+					freed, who.at = freed+got.Bytes, got.At
+				}
 				notWorth = notWorth || got.NotWorth
 			}
 		})

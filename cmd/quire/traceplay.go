@@ -51,8 +51,8 @@ func (a *app) tracePlayCommand() *cobra.Command {
 		Use:   "play TRACE",
 		Short: "Play a trace against a server, and compare with what replay predicts",
 		Long: `Play the requests of a trace against the server at --server as an engine would make them: look up the pages of the
-prompt with a lease, use those that are there, publish the rest. Then replay the same requests, in the order and at the
-times of the answers, through the policy, and show both.
+prompt with a lease, use those that are there, publish the rest. Then replay the same requests through the policy, in the
+order and at the times at which the server says that it decided them, and show both.
 
 The replay takes what the server says of itself: its policy, shards, records and the memory with which the policy may
 watch pages; and of each tier as many pages as it held at most. A server that has an eviction_seed is predicted page by

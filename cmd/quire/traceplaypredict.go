@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/evict/replay"
@@ -11,6 +12,12 @@ import (
 	"github.com/quire-kv/quire/internal/playback"
 	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
 	"github.com/quire-kv/quire/store/page"
+)
+
+// sweepWait is how long a play waits at most for what the server still sweeps, and sweepLook the time between two looks.
+const (
+	sweepWait = 5 * time.Second
+	sweepLook = 50 * time.Millisecond
 )
 
 // predictions is how many there are of a server of whose draws nobody knows.
@@ -26,11 +33,22 @@ type seen struct {
 	evicted      uint64
 }
 
-// begin looks at the server as it is without us, and says when its clock began.
+// begin looks at the server as it is without us, and says when its clock began. What it still sweeps, as the pages of a play
+// that has just ended, would count as others': for a moment, until there are no fewer, this is waited for.
 func (p *tracePlaying) begin(ctx context.Context, c clock.Clock) (start clock.Instant, err error) {
 	asked := c.Now()
-	if p.seen.before, err = p.remote.admin.Status(ctx, &quirev1.StatusRequest{}); err != nil {
-		return 0, fmt.Errorf("ask for the server's settings: %w", err)
+	for fewer, until := true, asked.Add(sweepWait); fewer && c.Now() < until; {
+		was := p.seen.before
+		if was != nil {
+			if err := wait(ctx, sweepLook); err != nil {
+				return 0, err
+			}
+		}
+		asked = c.Now()
+		if p.seen.before, err = p.remote.admin.Status(ctx, &quirev1.StatusRequest{}); err != nil {
+			return 0, fmt.Errorf("ask for the server's settings: %w", err)
+		}
+		fewer = was == nil || p.seen.before.GetPages() < was.GetPages()
 	}
 	answered := c.Now()
 	middle := asked.Add(answered.Sub(asked) / 2)

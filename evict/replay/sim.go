@@ -39,12 +39,22 @@ type Node struct {
 	Pages, Copies int
 }
 
-// Step is one half of a request.
+// Step is one phase of a request: those of one come in this order, and others' may come between.
 type Step struct {
 	Request int
-	Publish bool // what the lookup did not find, and the request is over; else: look up
+	Phase   Phase
 	Seconds float64
 }
+
+// Phase of a request, as a store sees it.
+type Phase uint8
+
+const (
+	LookUp Phase = iota // what is there is served, and stays until End
+	Begin               // the rest is offered, and finds room
+	Commit              // what found room is there from now on
+	End                 // the request is over
+)
 
 // Options of a replay. The zero value is what the store does.
 type Options struct {
@@ -61,8 +71,8 @@ type Options struct {
 
 const (
 	defaultPageBytes = 1 << 20
-	stopEvery        = 256 // requests between two looks at Stop
-	resizeShare      = 64  // as the store: the policy hears of each change by a 64th of what is held
+	stopEvery        = 1024 // steps between two looks at Stop
+	resizeShare      = 64   // as the store: the policy hears of each change by a 64th of what is held
 )
 
 // Replay runs a workload through a policy over one tier of so many pages of equal size: ReplayNode with nothing else.
@@ -108,12 +118,10 @@ func ReplayNode(w *Workload, costs []float64, n Node, o Options) (Result, error)
 		return s.res, nil
 	}
 	for i := range w.Requests {
-		at := w.Requests[i].Seconds
-		if err := each(i, Step{i, false, at}); err != nil {
-			return s.res, err
-		}
-		if err := s.step(Step{i, true, at}); err != nil {
-			return s.res, fmt.Errorf("request %d: %w", i, err)
+		for phase := LookUp; phase <= End; phase++ {
+			if err := each(int(End+1)*i+int(phase), Step{i, phase, w.Requests[i].Seconds}); err != nil {
+				return s.res, err
+			}
 		}
 	}
 	return s.res, nil
@@ -127,25 +135,34 @@ type sim struct {
 
 	shards []shard
 	at     []place             // of each page
-	found  map[int]int         // pages that the lookup of each open request found
+	open   map[int]*request    // by number
 	tiers  []evict.Tier        // that there are
 	held   [evict.NumTiers]int // copies: places that are taken
 	pages  int                 // that are there, or have a place
 	res    Result
 
-	offered []evict.Attrs // of it
-	granted []evict.Ref   // its slots
+	spare   []*request
 	victims []evict.Victim
 	path    []int32
+}
+
+// request is one that is under way.
+type request struct {
+	found   int           // pages from the first on, by its lookup
+	granted []int32       // pages that found room and are not there yet
+	offered []evict.Attrs // of them
+	passed  []evict.Attrs // of those that were not worth it
 }
 
 // place is where a page is.
 type place struct {
 	slot     evict.Ref                 // of its shard; 0: nowhere
-	in       uint8                     // bits of tiers
+	in       uint8                     // bits of tiers; 0: it is not there, or not yet
 	using    int16                     // requests
-	children [1 + evict.NumTiers]int32 // that are there; from 1: in a tier
+	children [1 + evict.NumTiers]int32 // that have a slot; from 1: are in a tier, or have a place there
 }
+
+func (p *place) there() bool { return p.in != 0 }
 
 func (p *place) has(t evict.Tier) bool { return p.in&(1<<t) != 0 }
 
@@ -161,7 +178,7 @@ type shard struct {
 
 func newSim(w *Workload, costs []float64, n Node, o Options) *sim {
 	s := &sim{
-		w: w, costs: costs, n: n, o: o, at: make([]place, w.Pages()), found: map[int]int{}, tiers: []evict.Tier{evict.Host},
+		w: w, costs: costs, n: n, o: o, at: make([]place, w.Pages()), open: map[int]*request{}, tiers: []evict.Tier{evict.Host},
 		res: Result{Capacity: max(n.Host, 0) + max(n.Disk, 0), Decision: fnvOffset},
 	}
 	if n.Disk > 0 {
@@ -189,16 +206,21 @@ func (s *sim) capacity(t evict.Tier) int {
 }
 
 func (s *sim) step(e Step) error {
-	if e.Publish {
-		return s.publish(e)
+	switch e.Phase {
+	case LookUp:
+		return s.lookup(e)
+	case Begin:
+		return s.begin(e)
+	case Commit:
+		return s.commit(e)
 	}
-	return s.lookup(e)
+	return s.end(e)
 }
 
 func (s *sim) lookup(e Step) error {
 	now, pages := e.Seconds, s.w.Requests[e.Request].Pages
 	hit := 0
-	for hit < len(pages) && s.at[pages[hit]].slot != 0 {
+	for hit < len(pages) && s.at[pages[hit]].there() {
 		p := pages[hit]
 		saved := s.costs[p]
 		if !s.at[p].has(evict.Host) {
@@ -210,7 +232,7 @@ func (s *sim) lookup(e Step) error {
 		hit++
 	}
 	s.res.Hits += hit
-	s.found[e.Request] = hit
+	s.open[e.Request] = s.request(hit)
 	if s.o.Served != nil {
 		s.o.Served(e.Request, hit)
 	}
@@ -228,60 +250,51 @@ func (s *sim) lookup(e Step) error {
 	return s.promote(now, pages[:hit])
 }
 
-// publish offers what the lookup did not find, and ends the request.
-func (s *sim) publish(e Step) error {
-	pages := s.w.Requests[e.Request].Pages
-	hit := s.found[e.Request]
-	delete(s.found, e.Request)
-	there := hit
-	for there < len(pages) && s.at[pages[there]].slot != 0 { // another request published it meanwhile
-		s.use(pages[there], 1)
-		there++
+// begin offers what the lookup did not find. What another request has published meanwhile, or is about to, is present.
+func (s *sim) begin(e Step) error {
+	r := s.open[e.Request]
+	run := s.w.Requests[e.Request].Pages[r.found:]
+	for len(run) > 0 && s.at[run[0]].slot != 0 {
+		run = run[1:]
+		s.res.Present++
 	}
-	s.res.Present += there - hit
-	taken, err := s.offer(e.Seconds, pages[there:])
-	for _, p := range pages[:there+taken] {
-		s.use(p, -1)
+	if len(run) == 0 {
+		return nil
 	}
-	return err
+	return s.offer(e.Seconds, r, run)
 }
 
-// offer offers a run and says how many of its pages were taken. As in the store, each has its slot from the start.
-func (s *sim) offer(now float64, run []int32) (taken int, err error) {
-	if len(run) == 0 {
-		return 0, nil
-	}
+// offer finds room for a run, or for the first pages of it. As in the store, each has its slot from the start, and keeps
+// what it stands on.
+func (s *sim) offer(now float64, r *request, run []int32) error {
 	sh := s.shardOf(run[0])
-	most, err := s.records(now, sh, len(run))
+	most, err := s.records(now, sh, s.w.Parents[run[0]], len(run))
 	if err != nil {
-		return 0, err
+		return err
 	}
 	s.res.Refused += len(run) - most
-	if run = run[:most]; most == 0 {
-		return 0, nil
-	}
+	run = run[:most]
 	var worth evict.Score
-	s.offered, s.granted = s.offered[:0], s.granted[:0]
 	for i, p := range run {
 		a := s.attrs(p)
-		if i > 0 {
-			a.Parent = s.granted[i-1]
-		}
-		s.offered, s.granted = append(s.offered, a), append(s.granted, sh.slot())
+		r.offered = append(r.offered, a)
+		s.at[p].slot = sh.slot(p)
+		s.stand(p, 1)
 		if v := sh.policy.Worth(now, 0, evict.Host, a); i == 0 || v > worth {
 			worth = v
 		}
 	}
+	taken := 0
 	for taken < len(run) {
 		if s.o.singly {
-			worth = sh.policy.Worth(now, 0, evict.Host, s.offered[taken])
+			worth = sh.policy.Worth(now, 0, evict.Host, r.offered[taken])
 		}
 		room, err := s.room(now, evict.Host, worth)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		if room != roomMade {
-			s.refuse(now, sh, run[taken], taken, room == roomNotWorth)
+			s.refuse(r, run, taken, room == roomNotWorth)
 			break
 		}
 		s.occupy(sh, evict.Host)
@@ -289,57 +302,108 @@ func (s *sim) offer(now float64, run []int32) (taken int, err error) {
 		taken++
 	}
 	s.resize()
-	for i, p := range run[:taken] {
-		s.take(now, sh, p, s.granted[i], s.offered[i])
+	if r.granted, r.offered = run[:taken], r.offered[:taken]; taken == 0 {
+		s.pass(now, sh, r)
 	}
-	for _, p := range run[:taken] {
-		if err := s.writeBehind(now, p); err != nil {
-			return taken, err
-		}
-	}
-	return taken, nil
+	return nil
 }
 
-// slot is a free one.
-func (sh *shard) slot() evict.Ref {
-	if n := len(sh.free); n > 0 {
-		r := sh.free[n-1]
-		sh.free = sh.free[:n-1]
-		return r
-	}
-	sh.pages = append(sh.pages, 0)
-	return evict.Ref(len(sh.pages))
-}
-
-// refuse gives up page p and all of the run behind it.
-func (s *sim) refuse(now float64, sh *shard, p int32, taken int, notWorth bool) {
-	s.decide(decisionRefused, p)
-	s.res.Refused += len(s.offered) - taken
-	for i := len(s.granted) - 1; i >= taken; i-- {
-		sh.free = append(sh.free, s.granted[i])
-	}
-	if notWorth {
-		rest := s.offered[taken:]
-		for i := range rest[1:] {
-			rest[1+i].Parent = 0 // the page before
-		}
-		sh.policy.Pass(now, rest)
-	}
-}
-
-func (s *sim) take(now float64, sh *shard, p int32, r evict.Ref, a evict.Attrs) {
-	s.decide(decisionTaken, p)
-	sh.pages[r-1], s.at[p].slot = p, r
-	s.res.Written++
-	sh.policy.Insert(now, r, a)
-	s.use(p, 1)
+// stand counts a page that has a place in memory among the children of what it stands on, or no more.
+func (s *sim) stand(p int32, by int32) {
 	if parent := s.w.Parents[p]; parent >= 0 {
-		if s.at[parent].slot == 0 {
+		s.at[parent].children[0] += by
+		s.at[parent].children[1+evict.Host] += by
+		s.edge(parent)
+	}
+}
+
+// refuse gives up the pages of a run behind those that were taken, the last first.
+func (s *sim) refuse(r *request, run []int32, taken int, notWorth bool) {
+	s.decide(decisionRefused, run[taken])
+	s.res.Refused += len(run) - taken
+	if notWorth {
+		r.passed = append(r.passed, r.offered[taken:]...)
+		for i := range r.passed[1:] {
+			r.passed[1+i].Parent = 0 // the page before
+		}
+	}
+	sh := s.shardOf(run[0])
+	for i := len(run) - 1; i >= taken; i-- {
+		sh.free = append(sh.free, s.at[run[i]].slot)
+		s.at[run[i]].slot = 0
+		s.stand(run[i], -1)
+	}
+}
+
+// commit takes in what found room, and tells the policy of what was not worth it: what that follows is there now, or never
+// will be.
+func (s *sim) commit(e Step) error {
+	r := s.open[e.Request]
+	granted := r.granted
+	if len(granted) == 0 {
+		return nil
+	}
+	sh := s.shardOf(granted[0])
+	for i, p := range granted {
+		s.decide(decisionTaken, p)
+		s.res.Written++
+		if parent := s.w.Parents[p]; parent >= 0 && s.at[parent].slot == 0 {
 			s.res.Orphans++
 		}
-		s.at[parent].children[0]++
+		sh.policy.Insert(e.Seconds, s.at[p].slot, r.offered[i])
+		s.at[p].in |= 1 << evict.Host
+		s.res.WrittenTo[evict.Host]++
+		s.edge(p)
 	}
-	s.enter(p, evict.Host)
+	s.pass(e.Seconds, sh, r)
+	r.granted = nil
+	for _, p := range granted {
+		if err := s.writeBehind(e.Seconds, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *sim) pass(now float64, sh *shard, r *request) {
+	if len(r.passed) > 0 {
+		sh.policy.Pass(now, r.passed)
+		r.passed = r.passed[:0]
+	}
+}
+
+// end lets go of what the lookup found.
+func (s *sim) end(e Step) error {
+	for _, p := range s.w.Requests[e.Request].Pages[:s.open[e.Request].found] {
+		s.use(p, -1)
+	}
+	s.spare = append(s.spare, s.open[e.Request])
+	delete(s.open, e.Request)
+	return nil
+}
+
+// request is one that has found so many pages.
+func (s *sim) request(found int) *request {
+	n := len(s.spare)
+	if n == 0 {
+		return &request{found: found}
+	}
+	r := s.spare[n-1]
+	s.spare = s.spare[:n-1]
+	*r = request{found: found, offered: r.offered[:0], passed: r.passed[:0]}
+	return r
+}
+
+// slot gives a page a free one.
+func (sh *shard) slot(p int32) (r evict.Ref) {
+	if n := len(sh.free); n > 0 {
+		r, sh.free = sh.free[n-1], sh.free[:n-1]
+	} else {
+		sh.pages = append(sh.pages, 0)
+		r = evict.Ref(len(sh.pages))
+	}
+	sh.pages[r-1] = p
+	return r
 }
 
 func (s *sim) use(p int32, by int16) {

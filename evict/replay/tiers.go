@@ -72,10 +72,15 @@ func (s *sim) clean(now float64, sh *shard, worth evict.Score) evict.Ref {
 	return 0
 }
 
-// records finds room for the records of a run of n pages and says how many of them there are records for.
-func (s *sim) records(now float64, sh *shard, n int) (most int, err error) {
+// records finds room for the records of a run of n pages, which stands on one that stays, and says how many of them there are
+// records for.
+func (s *sim) records(now float64, sh *shard, on int32, n int) (most int, err error) {
 	fits := func() bool {
 		return (s.n.Pages == 0 || s.pages+n <= s.n.Pages) && (s.n.Copies == 0 || s.copies()+n <= s.n.Copies)
+	}
+	if on >= 0 && !fits() {
+		s.use(on, 1)
+		defer s.use(on, -1)
 	}
 	for !fits() {
 		if ok, err := s.evictLeast(now, sh); err != nil {
@@ -126,7 +131,7 @@ func (sh *shard) page(s *sim, r evict.Ref) (p int32, ok bool) {
 		return 0, false
 	}
 	p = sh.pages[r-1]
-	return p, s.at[p].slot == r && s.shardOf(p) == sh
+	return p, s.at[p].there() && s.at[p].slot == r && s.shardOf(p) == sh
 }
 
 // evict takes a page out of a tier, and ends it where that was its last copy.
@@ -220,7 +225,7 @@ func (s *sim) writeBehind(now float64, p int32) error {
 	s.path = s.path[:0]
 	worth := evict.Score(0)
 	for ; p >= 0 && !s.at[p].has(evict.Disk); p = s.w.Parents[p] {
-		if s.at[p].slot == 0 {
+		if !s.at[p].there() {
 			return nil
 		}
 		s.path = append(s.path, p)

@@ -115,13 +115,15 @@ func TestRecordsAreABound(t *testing.T) {
 }
 
 // TestStepsInTheirOrder: requests one after the other are what they are without steps, and of two that overlap the later
-// publication finds what the earlier one left.
+// publication finds what the earlier one left, or is about to.
 func TestStepsInTheirOrder(t *testing.T) {
 	w := smallWorkload(t, random(t), 200, 6, 3)
 	costs := w.Costs(llama70B)
 	var steps []Step
 	for i := range w.Requests {
-		steps = append(steps, Step{i, false, w.Requests[i].Seconds}, Step{i, true, w.Requests[i].Seconds})
+		for phase := LookUp; phase <= End; phase++ {
+			steps = append(steps, Step{i, phase, w.Requests[i].Seconds})
+		}
 	}
 	run := func(w *Workload, o Options) Result {
 		t.Helper()
@@ -136,9 +138,13 @@ func TestStepsInTheirOrder(t *testing.T) {
 		t.Errorf("%v: with steps %+v, without %+v", err, got, want)
 	}
 	two := workloadOf(t, []uint64{1, 2}, []uint64{1, 2, 3})
-	got := run(two, Options{Steps: []Step{{0, false, 0}, {1, false, 0.1}, {0, true, 0.5}, {1, true, 0.6}}})
-	if got.Hits != 0 || got.Written != 3 || got.Present != 2 {
-		t.Errorf("overlapping: %+v", got)
+	for name, steps := range map[string][]Step{
+		"the first is there": {{0, LookUp, 0}, {1, LookUp, 0.1}, {0, Begin, 0.4}, {0, Commit, 0.5}, {0, End, 0.5}, {1, Begin, 0.6}, {1, Commit, 0.7}, {1, End, 0.7}},
+		"is about to":        {{0, LookUp, 0}, {1, LookUp, 0.1}, {0, Begin, 0.4}, {1, Begin, 0.5}, {1, Commit, 0.6}, {1, End, 0.6}, {0, Commit, 0.7}, {0, End, 0.7}},
+	} {
+		if got := run(two, Options{Steps: steps}); got.Hits != 0 || got.Written != 3 || got.Present != 2 {
+			t.Errorf("%s: %+v", name, got)
+		}
 	}
 }
 

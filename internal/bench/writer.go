@@ -84,7 +84,7 @@ func (w *writer) publish(ctx context.Context, keys []byte, sources []source) err
 	if err = joined(why, err); err != nil {
 		return fmt.Errorf("commit: %w", err)
 	}
-	for i, r := range results {
+	for i, r := range results.Pages {
 		if r.Outcome != core.Committed {
 			return fmt.Errorf("commit of page %d: %w", i, r.Reason)
 		}

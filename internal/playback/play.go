@@ -2,9 +2,11 @@ package playback
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -51,7 +53,7 @@ type Result struct {
 	NoRoom   int           // pages refused for want of room, with what is behind them
 	Unleased int           // hits beyond what a lease may hold: used without one
 	Lost     int           // pages that were there at the lookup and could not be fetched
-	Steps    []replay.Step // what was asked, in the order of the answers, with their times
+	Steps    []replay.Step // what was decided, in the order of the answers: at the times that the server says, else of these
 }
 
 var errWrong = errors.New("a page has other bytes than were published")
@@ -141,6 +143,8 @@ type one struct {
 	s     *client.Session
 	index int
 	pages []int32
+	begun bool    // its publication
+	last  float64 // of its steps
 }
 
 func (p *play) request(ctx context.Context, i int) (err error) {
@@ -179,10 +183,18 @@ func (p *play) count(f func(*Result)) {
 	f(&p.res)
 }
 
-// step notes what was answered now.
-func (q *one) step(publish bool) {
+// step notes a phase that the server decided at the given time; 0: it does not say, and it was about now.
+func (q *one) step(p replay.Phase, at time.Duration) {
+	if at == 0 {
+		at = q.o.Clock.Now().Sub(q.o.Start)
+	}
+	q.last = float64(at) / 1e9 // as the store has it for its policies
+	q.note(p)
+}
+
+func (q *one) note(p replay.Phase) {
 	q.count(func(res *Result) {
-		res.Steps = append(res.Steps, replay.Step{Request: q.index, Publish: publish, Seconds: q.o.Clock.Now().Sub(q.o.Start).Seconds()})
+		res.Steps = append(res.Steps, replay.Step{Request: q.index, Phase: p, Seconds: q.last})
 	})
 }
 
@@ -197,7 +209,8 @@ func (q *one) serve(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("look up: %w", err)
 	}
-	q.step(false)
+	q.step(replay.LookUp, there.DecidedAt)
+	defer q.note(replay.End) // the lease goes at once
 	if there.Lease != nil {
 		defer func() { err = errors.Join(err, there.Lease.Release(ctx)) }()
 	}
@@ -222,11 +235,7 @@ func (q *one) serve(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if err := q.publish(ctx, run, hits, len(q.pages)); err != nil {
-		return err
-	}
-	q.step(true)
-	return nil
+	return q.publish(ctx, run, hits, len(q.pages))
 }
 
 // use makes use of the pages that are there, once, and says how many could be used.
@@ -288,7 +297,7 @@ func (q *one) publish(ctx context.Context, run client.Run, from, to int) error {
 	} else {
 		first.Parent, _ = page.MakeHash(q.key(from - 1))
 	}
-	results, err := q.s.Publish(ctx, q.s.Rest(run, from), page.View{}, nil, q.items, client.PublishOptions{})
+	results, err := q.s.Publish(ctx, q.s.Rest(run, from), page.View{}, nil, q.items, client.PublishOptions{Decided: q.published})
 	if err != nil {
 		return fmt.Errorf("publish: %w", err)
 	}
@@ -311,6 +320,17 @@ func (q *one) publish(ctx context.Context, run client.Run, from, to int) error {
 	return err
 }
 
+// published notes a begin or a commit. A run that is published in several goes is offered with the first.
+func (q *one) published(committed bool, at time.Duration) {
+	switch {
+	case committed:
+		q.step(replay.Commit, at)
+	case !q.begun:
+		q.begun = true
+		q.step(replay.Begin, at)
+	}
+}
+
 func (q *one) key(i int) []byte { return q.keys[i*hashBytes : (i+1)*hashBytes] }
 
 // room is n buffers of a page each.
@@ -324,11 +344,10 @@ func (q *one) room(n int) [][]byte {
 	return q.payloads[:n]
 }
 
-// Predict replays what was played, in the order and at the times of the answers, against a node.
+// Predict replays what was played against a node, at the times at which the server decided it and in their order.
 func Predict(w *replay.Workload, costs []float64, played *Result, n replay.Node, o replay.Options) (replay.Result, error) {
-	if o.Steps = played.Steps; o.Steps == nil {
-		o.Steps = []replay.Step{}
-	}
+	o.Steps = append([]replay.Step{}, played.Steps...)
+	slices.SortStableFunc(o.Steps, func(a, b replay.Step) int { return cmp.Compare(a.Seconds, b.Seconds) })
 	return replay.ReplayNode(w, costs, n, o)
 }
 

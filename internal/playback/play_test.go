@@ -122,7 +122,7 @@ func TestReplayDecidesAsTheStoreDoes(t *testing.T) {
 }
 
 // TestReplayTakesRequestsThatOverlap: several at a time, of several namespaces, are accounted for to the page. How near the
-// replay comes depends on how they meet: it knows the order of their answers, and that is not quite the store's.
+// replay comes depends on how they meet: on a clock that stands still it knows no more than the order of their answers.
 func TestReplayTakesRequestsThatOverlap(t *testing.T) {
 	w := spread(excerpt(t), 3)
 	for _, p := range named {
@@ -146,7 +146,7 @@ func TestReplayTakesRequestsThatOverlap(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Logf("live %d hits, %.4g FLOPs saved; predicted %d, %.4g: %.2f %%", r.Hits, r.Saved, got.Hits, got.Saved, 100*r.Saved/got.Saved)
-			if got.Hits == 0 || got.Orphans != 0 || len(r.Steps) != 2*len(w.Requests) || r.Hits+r.Written+r.Present+r.NotWorth+r.NoRoom != w.Accesses() {
+			if got.Hits == 0 || got.Orphans != 0 || len(r.Steps) < 2*len(w.Requests) || r.Hits+r.Written+r.Present+r.NotWorth+r.NoRoom != w.Accesses() {
 				t.Errorf("%d accesses: live %d hits, %d written, %d steps; predicted %+v", w.Accesses(), r.Hits, r.Written, len(r.Steps), got)
 			}
 		})

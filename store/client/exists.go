@@ -17,6 +17,8 @@ type Presence struct {
 	Leading int    // consecutive pages from the start
 	Lease   *Lease // nil: none was asked for or none granted
 	Leased  int    // leading pages that the lease pins
+	// DecidedAt is what the server's clock showed when it took the lease; 0: none was asked for, or it does not say.
+	DecidedAt time.Duration
 }
 
 // Has says whether page i is there.
@@ -118,6 +120,7 @@ func (s *Session) lookup(ctx context.Context, parts []lookupPart, v page.View, t
 	at := 0
 	for k, p := range parts {
 		o, n := &out[p.i], p.to-p.from
+		o.DecidedAt = time.Duration(r.GetDecidedAt())
 		copyBits(o.Bits, p.from, r.GetPresent(), at, n)
 		copyBits(o.Unknown, p.from, r.GetUnknown(), at, n)
 		if k < len(r.GetLeading()) && o.Leading == p.from {

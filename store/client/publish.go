@@ -38,6 +38,15 @@ type PublishOptions struct {
 	// Stage copies each piece before it is summed and sent: for writers whose buffers may change meanwhile. Without it
 	// what lies contiguous is lent to the transport, and bytes that change are refused by the server (Corrupt).
 	Stage bool
+	// Decided, if not nil, is told what the server's clock showed when it granted a batch of pages, and when it committed it;
+	// 0: it does not say.
+	Decided func(committed bool, at time.Duration)
+}
+
+func (o *PublishOptions) decided(committed bool, at uint64) {
+	if o.Decided != nil {
+		o.Decided(committed, time.Duration(at))
+	}
 }
 
 // Publish begins, writes, checks and commits items[i] as the view of page i; the zero view is the whole page. What is
@@ -142,6 +151,7 @@ func (p *publish) batch(ctx context.Context, from, to int) error {
 		p.fail(from, to, err)
 		return err
 	}
+	p.opt.decided(false, r.GetDecidedAt())
 	grants := p.grants(r, from, to)
 	if len(grants) == 0 {
 		return nil

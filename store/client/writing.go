@@ -107,6 +107,7 @@ func (w *writing) commit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	w.p.opt.decided(true, r.GetDecidedAt())
 	for k, g := range asked {
 		res := PageResult{Outcome: Refused, Reason: reason.Unknown}
 		if k < len(r.GetPages()) {

@@ -13,7 +13,7 @@ func (s *Shard) commit(ev *Commit) {
 		s.replyPublish(Reply{Ticket: ev.Ticket, Reason: reason.StaleToken})
 		return
 	}
-	r := Reply{Ticket: ev.Ticket, Token: ev.Token, Results: make([]Result, len(ev.Pages))}
+	r := Reply{Ticket: ev.Ticket, Token: ev.Token, At: s.now, Results: make([]Result, len(ev.Pages))}
 	for j, i := range ev.Pages {
 		r.Results[j] = s.commitPage(pub, i)
 	}

@@ -24,8 +24,9 @@ type (
 		Lease   LeaseID       // Lookup
 		TTL     time.Duration // granted
 		Until   clock.Instant
-		Leading []uint32 // Lookup: consecutive hits per run
-		Covered []uint32 // Lookup: leading pages pinned per run
+		At      clock.Instant // Lookup, Begin, Commit: when it was decided what was used, or what goes for it
+		Leading []uint32      // Lookup: consecutive hits per run
+		Covered []uint32      // Lookup: leading pages pinned per run
 		Results []Result
 	}
 	// Alloc asks a tier for places, all or a prefix; answered by Allocated. The runtime makes room by Reclaim,
@@ -84,10 +85,11 @@ type (
 	// Free gives a place back; never issued while something reads it.
 	Free struct{ Place Place }
 	// Reclaimed ends a Reclaim: bytes that its Free effects give back, at once or when readers are done. NotWorth: there
-	// was more, and it is worth more than was asked for.
+	// was more, and it is worth more than was asked for. At: what was chosen was chosen at this time.
 	Reclaimed struct {
 		Bytes    uint64
 		NotWorth bool
+		At       clock.Instant
 	}
 	// Announce feeds WatchPages and, in a cluster, the directory: of each copy, Place says in which tier. For a removal,
 	// Place still holds the header. What Restore files is not announced.

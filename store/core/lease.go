@@ -48,7 +48,7 @@ const maxLeasedPages = 1 << 20
 
 // lookup takes a lease on the longest prefix of each run that is present and fits.
 func (s *Shard) lookup(ev *Lookup) {
-	r := Reply{Ticket: ev.Ticket, Leading: make([]uint32, len(ev.Runs)), Covered: make([]uint32, len(ev.Runs))}
+	r := Reply{Ticket: ev.Ticket, At: s.now, Leading: make([]uint32, len(ev.Runs)), Covered: make([]uint32, len(ev.Runs))}
 	l := s.newLease(ev.Principal, ev.Session)
 	full := false
 	if len(ev.Runs) > 0 {

@@ -90,7 +90,7 @@ func (s *Shard) askForPlaces(pub *publication) {
 		}
 	}
 	if len(pub.items) == 0 {
-		s.replyPublish(Reply{Ticket: pub.ticket, Results: pub.results})
+		s.replyPublish(Reply{Ticket: pub.ticket, At: pub.started, Results: pub.results})
 		return
 	}
 	s.families.retain(pub.family)
@@ -169,7 +169,7 @@ func (s *Shard) placeGrants(pub *publication, i int, places []Place) bool {
 
 // startPublication answers the Begin; the lease counts from here.
 func (s *Shard) startPublication(pub *publication) {
-	r := Reply{Ticket: pub.ticket, Results: pub.results}
+	r := Reply{Ticket: pub.ticket, At: pub.started, Results: pub.results}
 	pub.results = nil
 	if pub.openNow > 0 {
 		s.tenures.setEnd(&pub.tenure, s.grantTTL(s.now, pub.asked))

@@ -28,7 +28,7 @@ func (s *Shard) reclaim(ev *Reclaim) {
 		return
 	}
 	c := claim{ev.Tenant, ev.Own, s.o.Ledger.MayTake(*ev)}
-	r := Reclaimed{}
+	r := Reclaimed{At: s.now}
 	if ev.Clean {
 		r.Bytes, r.NotWorth = s.reclaimClean(c, ev.Tier, ev.Bytes)
 	} else {

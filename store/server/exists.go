@@ -79,7 +79,7 @@ func (n *node) lookup(ctx context.Context, a *asked, runs []core.Run, v page.Vie
 	if err := answer(why, err); err != nil {
 		return nil, err
 	}
-	out := &quirev1.BatchExistsResponse{Present: got.Present, Leading: got.Leading}
+	out := &quirev1.BatchExistsResponse{Present: got.Present, Leading: got.Leading, DecidedAt: uint64(got.At)}
 	if got.Lease != (core.LeaseID{}) {
 		out.Lease = &quirev1.LeaseGrant{LeaseId: got.Lease[:], Ttl: durationpb.New(got.TTL), Covered: got.Covered}
 	}

@@ -32,7 +32,7 @@ func (s pageService) BeginPublish(ctx context.Context, r *quirev1.BeginPublishRe
 		return nil, err
 	}
 	n.recordPublish(&a, &req)
-	out := &quirev1.BeginPublishResponse{Token: tokenToProto(got.Token), Pages: n.pageStatuses(n.metrics.begin, got.Pages)}
+	out := &quirev1.BeginPublishResponse{Token: tokenToProto(got.Token), Pages: n.pageStatuses(n.metrics.begin, got.Pages), DecidedAt: uint64(got.At)}
 	if out.Token != nil {
 		out.Lease = durationpb.New(got.TTL)
 	}
@@ -157,7 +157,7 @@ func (s pageService) CommitPublish(ctx context.Context, r *quirev1.CommitPublish
 	if err := answer(why, err); err != nil {
 		return nil, err
 	}
-	return &quirev1.CommitPublishResponse{Pages: n.pageStatuses(n.metrics.commit, got)}, nil
+	return &quirev1.CommitPublishResponse{Pages: n.pageStatuses(n.metrics.commit, got.Pages), DecidedAt: uint64(got.At)}, nil
 }
 
 func (n *node) commitPages(pages []*quirev1.CommitPage) ([]store.CommitPage, error) {

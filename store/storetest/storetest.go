@@ -292,7 +292,7 @@ func (f *Fixture) finish(ctx context.Context, c store.Caller, hashes []byte, b s
 	if why != reason.None {
 		return nil, fmt.Errorf("commit: %w", why)
 	}
-	for j, r := range rs {
+	for j, r := range rs.Pages {
 		out[commits[j].Page] = r
 	}
 	return out, nil

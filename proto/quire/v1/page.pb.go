@@ -520,8 +520,11 @@ type BatchExistsResponse struct {
 	// Keys whose owner did not answer: absent for the caller, never cached.
 	Unknown []byte `protobuf:"bytes,2,opt,name=unknown,proto3" json:"unknown,omitempty"`
 	// Consecutive hits from the start, per run.
-	Leading       []uint32    `protobuf:"varint,3,rep,packed,name=leading,proto3" json:"leading,omitempty"`
-	Lease         *LeaseGrant `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
+	Leading []uint32    `protobuf:"varint,3,rep,packed,name=leading,proto3" json:"leading,omitempty"`
+	Lease   *LeaseGrant `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
+	// With a lease: what the node's clock (EvictionSetting.clock) showed when this was decided, in nanoseconds. What the node decided
+	// of one namespace it decided in the order of these.
+	DecidedAt     uint64 `protobuf:"varint,5,opt,name=decided_at,json=decidedAt,proto3" json:"decided_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -582,6 +585,13 @@ func (x *BatchExistsResponse) GetLease() *LeaseGrant {
 		return x.Lease
 	}
 	return nil
+}
+
+func (x *BatchExistsResponse) GetDecidedAt() uint64 {
+	if x != nil {
+		return x.DecidedAt
+	}
+	return 0
 }
 
 type LeaseGrant struct {
@@ -950,10 +960,12 @@ func (*PublishPage_ParentUnknown) isPublishPage_Parent() {}
 func (*PublishPage_Root) isPublishPage_Parent() {}
 
 type BeginPublishResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Token         *FencingToken          `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
-	Lease         *durationpb.Duration   `protobuf:"bytes,2,opt,name=lease,proto3" json:"lease,omitempty"`
-	Pages         []*PageStatus          `protobuf:"bytes,3,rep,name=pages,proto3" json:"pages,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Token *FencingToken          `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	Lease *durationpb.Duration   `protobuf:"bytes,2,opt,name=lease,proto3" json:"lease,omitempty"`
+	Pages []*PageStatus          `protobuf:"bytes,3,rep,name=pages,proto3" json:"pages,omitempty"`
+	// As that of BatchExistsResponse.
+	DecidedAt     uint64 `protobuf:"varint,4,opt,name=decided_at,json=decidedAt,proto3" json:"decided_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1007,6 +1019,13 @@ func (x *BeginPublishResponse) GetPages() []*PageStatus {
 		return x.Pages
 	}
 	return nil
+}
+
+func (x *BeginPublishResponse) GetDecidedAt() uint64 {
+	if x != nil {
+		return x.DecidedAt
+	}
+	return 0
 }
 
 type FencingToken struct {
@@ -1313,7 +1332,9 @@ func (x *CommitPage) GetHeaders() [][]byte {
 type CommitPublishResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Aligned with the request's pages.
-	Pages         []*PageStatus `protobuf:"bytes,1,rep,name=pages,proto3" json:"pages,omitempty"`
+	Pages []*PageStatus `protobuf:"bytes,1,rep,name=pages,proto3" json:"pages,omitempty"`
+	// As that of BatchExistsResponse; 0: nothing was decided anew.
+	DecidedAt     uint64 `protobuf:"varint,2,opt,name=decided_at,json=decidedAt,proto3" json:"decided_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1353,6 +1374,13 @@ func (x *CommitPublishResponse) GetPages() []*PageStatus {
 		return x.Pages
 	}
 	return nil
+}
+
+func (x *CommitPublishResponse) GetDecidedAt() uint64 {
+	if x != nil {
+		return x.DecidedAt
+	}
+	return 0
 }
 
 type AbortPublishRequest struct {
@@ -2706,12 +2734,14 @@ const file_quire_v1_page_proto_rawDesc = "" +
 	"\x05lease\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x05 \x01(\fR\tsessionId\x12\"\n" +
-	"\x04hint\x18\x06 \x01(\v2\x0e.quire.v1.HintR\x04hint\"\x8f\x01\n" +
+	"\x04hint\x18\x06 \x01(\v2\x0e.quire.v1.HintR\x04hint\"\xae\x01\n" +
 	"\x13BatchExistsResponse\x12\x18\n" +
 	"\apresent\x18\x01 \x01(\fR\apresent\x12\x18\n" +
 	"\aunknown\x18\x02 \x01(\fR\aunknown\x12\x18\n" +
 	"\aleading\x18\x03 \x03(\rR\aleading\x12*\n" +
-	"\x05lease\x18\x04 \x01(\v2\x14.quire.v1.LeaseGrantR\x05lease\"n\n" +
+	"\x05lease\x18\x04 \x01(\v2\x14.quire.v1.LeaseGrantR\x05lease\x12\x1d\n" +
+	"\n" +
+	"decided_at\x18\x05 \x01(\x04R\tdecidedAt\"n\n" +
 	"\n" +
 	"LeaseGrant\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\fR\aleaseId\x12+\n" +
@@ -2742,11 +2772,13 @@ const file_quire_v1_page_proto_rawDesc = "" +
 	"\rpayload_bytes\x18\x05 \x01(\x04R\fpayloadBytes\x12%\n" +
 	"\x0eexpire_seconds\x18\x06 \x01(\rR\rexpireSeconds\x12%\n" +
 	"\x0edeclared_flops\x18\a \x01(\x01R\rdeclaredFlopsB\b\n" +
-	"\x06parent\"\xa1\x01\n" +
+	"\x06parent\"\xc0\x01\n" +
 	"\x14BeginPublishResponse\x12,\n" +
 	"\x05token\x18\x01 \x01(\v2\x16.quire.v1.FencingTokenR\x05token\x12/\n" +
 	"\x05lease\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x12*\n" +
-	"\x05pages\x18\x03 \x03(\v2\x14.quire.v1.PageStatusR\x05pages\"C\n" +
+	"\x05pages\x18\x03 \x03(\v2\x14.quire.v1.PageStatusR\x05pages\x12\x1d\n" +
+	"\n" +
+	"decided_at\x18\x04 \x01(\x04R\tdecidedAt\"C\n" +
 	"\fFencingToken\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\fR\x06bootId\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\xcf\x01\n" +
@@ -2766,9 +2798,11 @@ const file_quire_v1_page_proto_rawDesc = "" +
 	"\n" +
 	"CommitPage\x12\x12\n" +
 	"\x04page\x18\x01 \x01(\rR\x04page\x12\x18\n" +
-	"\aheaders\x18\x02 \x03(\fR\aheaders\"C\n" +
+	"\aheaders\x18\x02 \x03(\fR\aheaders\"b\n" +
 	"\x15CommitPublishResponse\x12*\n" +
-	"\x05pages\x18\x01 \x03(\v2\x14.quire.v1.PageStatusR\x05pages\"\x8f\x01\n" +
+	"\x05pages\x18\x01 \x03(\v2\x14.quire.v1.PageStatusR\x05pages\x12\x1d\n" +
+	"\n" +
+	"decided_at\x18\x02 \x01(\x04R\tdecidedAt\"\x8f\x01\n" +
 	"\x13AbortPublishRequest\x12,\n" +
 	"\x05token\x18\x01 \x01(\v2\x16.quire.v1.FencingTokenR\x05token\x124\n" +
 	"\tnamespace\x18\x02 \x01(\v2\x16.quire.v1.NamespaceRefR\tnamespace\x12\x14\n" +
