@@ -132,6 +132,55 @@ func TestTiersKeepWhatIsWorthMore(t *testing.T) {
 	wantPages(t, f, durable, whole, nil)
 }
 
+// What is worth less than all that is on disk is refused before a segment is cleaned for it, which would be written anew; where
+// most of the disk is dead, there is room for it.
+func TestUnworthyPagesCleanNoSegment(t *testing.T) {
+	const size = 64 << 20
+	f := storetest.New(t, storetest.Options{
+		CapacityBytes: 8 << 20, Disk: &storetest.Disk{CapacityBytes: size},
+		NewPolicy: func(int) evict.Policy { return humble{evict.NewLRU(1 << 16), map[humbleLeaf]bool{}} },
+	})
+	published := 0
+	offer := func(until func() bool) {
+		for n := 0; !until(); n++ {
+			if n == 400 {
+				t.Fatal("the disk is as before")
+			}
+			mustPublish(t, f, storetest.Chain(fmt.Sprint("u", published), 8), whole)
+			settle(t, f)
+			published++
+		}
+	}
+	now := func() (d core.TierTotals, cleaned uint64) {
+		st := f.Store.Status()
+		return st.Totals.Tiers[evict.Disk], st.CleanedBytes
+	}
+	refused := func(more uint64) func() bool {
+		before, _ := now()
+		return func() bool { d, _ := now(); return d.NotWorth >= before.NotWorth+more }
+	}
+	offer(refused(1))
+	first := published
+	remove := func(keep func(i int) bool) {
+		for i := range first {
+			if !keep(i) {
+				if _, _, err := f.Store.Delete(t.Context(), f.Caller, []core.Run{f.Run(storetest.Chain(fmt.Sprint("u", i), 8))}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	remove(func(i int) bool { return i%4 == 0 || i > first*4/10 }) // segments to clean, in a disk most of which lives
+	before, written := now()
+	offer(refused(100))
+	if d, cleaned := now(); d.Evicted != before.Evicted || cleaned != written || f.Disk.Usage().Live < size/2 {
+		t.Errorf("%d pages evicted and %d bytes written anew for what is not worth it; %d live", d.Evicted-before.Evicted, cleaned-written, f.Disk.Usage().Live)
+	}
+	remove(func(i int) bool { return i%4 == 0 })
+	before, _ = now()
+	offer(func() bool { d, _ := now(); return d.Extents > before.Extents+80 })
+}
+
 // fickle is LRU that finds more in the pages of memory when they are to go than when it is asked what would go next.
 type fickle struct {
 	*evict.LRU

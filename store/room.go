@@ -94,19 +94,26 @@ func (s *Store) classOf(id page.NamespaceID, e page.Epoch, bytes int64) tier.Cla
 	return tier.Class{Bytes: bytes}
 }
 
-// makeRoom evicts about bytes where they are worth least, or empties a slab or segment: first out of what tenants have
+// makeRoom evicts about bytes where they are worth least, or empties a slab or segment, which on disk is written anew for: so
+// not for what is worth less than all that could go, while most of the tier lives. It evicts first out of what tenants have
 // beyond their guarantees, then out of what the seeker is guaranteed. made is false when nothing can go; notWorth: what
 // could is worth more.
 func (s *Store) makeRoom(t evict.Tier, bytes uint64, who *seeker) (made, notWorth bool) {
+	r := core.Reclaim{Tier: t, Bytes: bytes, Tenant: who.tenant, Judge: who.judge, Worth: who.worth}
 	if t == evict.Disk {
+		u := s.disk.d.Usage()
+		if u.Live > u.Capacity/2 { // else there is room for what is worth little too
+			if _, notWorth := s.lowest(r); notWorth {
+				return false, true
+			}
+		}
 		if s.cleanSegment() {
 			return true, false
 		}
-		bytes = max(bytes, uint64(s.disk.d.Usage().Capacity/64)) // enough that a segment becomes worth cleaning
+		r.Bytes = max(bytes, uint64(u.Capacity/64)) // enough that a segment becomes worth cleaning
 	} else if s.emptySlab() {
 		return true, false
 	}
-	r := core.Reclaim{Tier: t, Bytes: bytes, Tenant: who.tenant, Judge: who.judge, Worth: who.worth}
 	made, notWorth = s.makeRoomOf(r, who)
 	if !made && s.ledger.Guarantees(t) > 0 {
 		r.Own = true
