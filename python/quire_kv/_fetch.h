@@ -11,44 +11,23 @@
 #ifndef QUIRE_FETCH_H
 #define QUIRE_FETCH_H
 
-#include <errno.h>
-#include <sys/socket.h>
-#include <time.h>
+#include "_receive.h"
 
-#ifndef MSG_NOSIGNAL
-#define MSG_NOSIGNAL 0 /* only systems that share memory come here */
-#endif
-
-/* Reads what a Fetch is held against: the expectation, the hashes asked for, and tables of layout, addresses, slabs, index, status
- * and where, then the threads. NULL, or what is wrong with it. */
+/* Reads what a Fetch takes: that of read_wanted, the tables of slabs and of where, and the threads, in the order of PageTables.numbers.
+ * NULL, or what is wrong with it. */
 static const char *read_fetched(struct fetched *f, struct layout *l, struct batch *b, char *const *texts, const Py_ssize_t *sizes,
                                 const uint64_t *v) {
-    struct table addresses = {v[2], v[3]}, slabs = {v[4], v[5]}, index = {v[6], v[7]}, status = {v[8], v[9]}, where = {v[10], v[11]};
-    if (!read_layout(l, (struct table){v[0], v[1]})) return "layout";
-    uint64_t per_page = l->components * l->layers, mem_pages = addresses.bytes / 8 / per_page;
-    *f = (struct fetched){.expect = (const uint8_t *)texts[0], .hashes = (const uint8_t *)texts[1], .layout = l};
-    f->count = index.bytes / 8, f->slab_count = slabs.bytes / sizeof(struct known_slab);
-    if (!fits(addresses, mem_pages * per_page, 8)) return "addresses";
-    if (!fits(slabs, f->slab_count, sizeof(struct known_slab))) return "slabs";
-    if (!fits(index, f->count, 8) || !fits(where, f->count, 8)) return "index";
-    if (status.at < LOW || status.bytes != f->count) return "status";
-    if (sizes[0] != FAMILY_BYTES + SHAPE_BYTES) return "expectation";
-    f->hash_bytes = f->expect[H_HASH_BYTES - H_FAMILY];
-    if (f->hash_bytes > HASH_ROOM || f->count * f->hash_bytes != (uint64_t)sizes[1]) return "hashes";
-    if (v[12] - 1 >= MAX_THREADS) return "threads";
-    f->index = (const int64_t *)(uintptr_t)index.at;
-    for (uint64_t i = 0; i < f->count; i++) {
-        if (f->index[i] < 0 || (uint64_t)f->index[i] >= mem_pages) return "page outside of the memory";
-        if (!sane(l, (const uint64_t *)(uintptr_t)addresses.at + (uint64_t)f->index[i] * per_page)) return "address of a page";
-    }
-    f->slabs = (const struct known_slab *)(uintptr_t)slabs.at;
-    f->status = (uint8_t *)(uintptr_t)status.at;
-    f->where = (uint64_t *)(uintptr_t)where.at;
-    f->pieces = pieces_of(l->heads, l->layers, l->cell);
-    f->payload = l->heads * l->layers * l->cell;
+    struct table slabs = {v[4], v[5]}, where = {v[10], v[11]};
     *b = (struct batch){.item = fetched_item, .to_engine = 1, .layout = l, .fetched = f};
-    b->u = (struct unpack){.layout = l, .pages = mem_pages, .cell = l->cell, .h1 = l->heads, .l1 = l->layers};
-    b->u.addresses = (const uint64_t *)(uintptr_t)addresses.at;
+    const char *why =
+        read_wanted(f, &b->u, l, texts, sizes, (struct table){v[0], v[1]}, (struct table){v[2], v[3]}, (struct table){v[6], v[7]}, (struct table){v[8], v[9]});
+    if (why) return why;
+    f->slab_count = slabs.bytes / sizeof(struct known_slab);
+    if (!fits(slabs, f->slab_count, sizeof(struct known_slab))) return "slabs";
+    if (!fits(where, f->count, 8)) return "where";
+    if (v[12] - 1 >= MAX_THREADS) return "threads";
+    f->slabs = (const struct known_slab *)(uintptr_t)slabs.at;
+    f->where = (uint64_t *)(uintptr_t)where.at;
     return NULL;
 }
 
@@ -105,7 +84,7 @@ static PyObject *py_fetched(PyObject *self, PyObject *const *args, Py_ssize_t n)
 }
 
 enum {
-    FRAME_HEADER = 24, KIND_MESSAGE = 4, KIND_STATUS = 7, KIND_RELEASE = 8, FLAG_CHUNKS = 2, MAX_DESCRIPTORS = 64,
+    STATUS = 7, RELEASE = 8, MAX_DESCRIPTORS = 64,
     GO_ON = 0, OVER = 1, CUT_OFF = 2, /* descriptors were lost */
 };
 
@@ -183,7 +162,7 @@ static PyObject *py_fetch(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     struct batch b;
     const char *what = read_fetched(&f, &l, &b, texts + 1, sizes + 1, v + 5);
     if (what) return wrong(what);
-    if (v[0] > INT32_MAX || v[1] > UINT32_MAX || v[3] < LOW || v[4] < FRAME_HEADER || v[4] > 1 << 30) return wrong("connection");
+    if (v[0] > INT32_MAX || v[1] > UINT32_MAX || v[3] < LOW || v[4] < FRAME_BYTES || v[4] > 1 << 30) return wrong("connection");
     struct line c = {.fd = (int)v[0], .call = (uint32_t)v[1], .deadline = v[2], .room = (uint8_t *)(uintptr_t)v[3], .bytes = v[4]};
     uint64_t references = 0, skip = 0;
     int failed = 0, released = 0;
@@ -191,27 +170,27 @@ static PyObject *py_fetch(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     size_t sent = send_all(c.fd, (const uint8_t *)texts[0], (size_t)sizes[0]);
     while (sent == (size_t)sizes[0]) {
         const uint8_t *h = c.room + c.from;
-        uint64_t have = c.to - c.from, body = have < FRAME_HEADER ? 0 : read32(h + 12);
-        if (have < FRAME_HEADER || (have - FRAME_HEADER < body && body <= c.bytes - FRAME_HEADER)) {
+        uint64_t have = c.to - c.from, body = have < FRAME_BYTES ? 0 : read32(h + 12);
+        if (have < FRAME_BYTES || (have - FRAME_BYTES < body && body <= c.bytes - FRAME_BYTES)) {
             if (!receive(&c)) break;
             continue;
         }
-        if (memcmp(h, "QRF1", 4) || read32(h + 8) != c.call || read32(h + 16) || read32(h + 20) || body > c.bytes - FRAME_HEADER) break;
-        if (h[4] == KIND_STATUS && !h[5] && !body) {
-            c.from += FRAME_HEADER, c.state = OVER;
+        if (memcmp(h, "QRF1", 4) || read32(h + 8) != c.call || read32(h + 16) || read32(h + 20) || body > c.bytes - FRAME_BYTES) break;
+        if (h[4] == STATUS && !h[5] && !body) {
+            c.from += FRAME_BYTES, c.state = OVER;
             break;
         }
-        if (h[4] != KIND_MESSAGE || h[5] != FLAG_CHUNKS) break;
+        if (h[4] != MESSAGE || h[5] != CHUNKS) break;
         int64_t before = after;
-        if ((failed = take_pages(&f, &b, h + FRAME_HEADER, body, &skip, &after, v[17]))) break;
+        if ((failed = take_pages(&f, &b, h + FRAME_BYTES, body, &skip, &after, v[17]))) break;
         references += f.chunk_count;
         int odd = skip < body || !body;
         for (int64_t i = before + 1; i <= after; i++) odd |= f.status[i] == PAGE_CORRUPT;
         if (odd) break;
-        c.from += FRAME_HEADER + body, skip = 0;
+        c.from += FRAME_BYTES + body, skip = 0;
     }
     if (c.state == OVER && references && references <= UINT32_MAX) {
-        uint8_t release[FRAME_HEADER] = {'Q', 'R', 'F', '1', KIND_RELEASE};
+        uint8_t release[FRAME_BYTES] = {'Q', 'R', 'F', '1', RELEASE};
         uint32_t count = (uint32_t)references;
         memcpy(release + 8, &c.call, 4), memcpy(release + 20, &count, 4);
         released = send_all(c.fd, release, sizeof release) > 0; /* of so few bytes a UNIX socket takes all or nothing */

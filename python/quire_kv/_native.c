@@ -408,6 +408,30 @@ static int sane(const struct layout *l, const uint64_t *a) {
     return 1;
 }
 
+/* Reads what the pages of a Fetch are held against, the expectation and the hashes asked for, and where they belong: tables of
+ * layout and addresses, index and status. NULL, or what is wrong with it. */
+static const char *read_wanted(struct fetched *f, struct unpack *u, struct layout *l, char *const *texts, const Py_ssize_t *sizes,
+                               struct table layout, struct table addresses, struct table index, struct table status) {
+    if (!read_layout(l, layout)) return "layout";
+    uint64_t per_page = l->components * l->layers, pages = addresses.bytes / 8 / per_page;
+    *f = (struct fetched){.expect = (const uint8_t *)texts[0], .hashes = (const uint8_t *)texts[1], .layout = l, .count = index.bytes / 8};
+    if (!fits(addresses, pages * per_page, 8)) return "addresses";
+    if (!fits(index, f->count, 8)) return "index";
+    if (status.at < LOW || status.bytes != f->count) return "status";
+    if (sizes[0] != FAMILY_BYTES + SHAPE_BYTES) return "expectation";
+    f->hash_bytes = f->expect[H_HASH_BYTES - H_FAMILY];
+    if (f->hash_bytes > HASH_ROOM || f->count * f->hash_bytes != (uint64_t)sizes[1]) return "hashes";
+    f->pieces = pieces_of(l->heads, l->layers, l->cell), f->payload = l->heads * l->layers * l->cell;
+    f->index = (const int64_t *)(uintptr_t)index.at, f->status = (uint8_t *)(uintptr_t)status.at;
+    *u = (struct unpack){.layout = l, .pages = pages, .cell = l->cell, .h1 = l->heads, .l1 = l->layers};
+    u->addresses = (const uint64_t *)(uintptr_t)addresses.at;
+    for (uint64_t i = 0; i < f->count; i++) {
+        if (f->index[i] < 0 || (uint64_t)f->index[i] >= pages) return "page outside of the memory";
+        if (!sane(l, u->addresses + (uint64_t)f->index[i] * per_page)) return "address of a page";
+    }
+    return NULL;
+}
+
 #include "_send.h"
 
 static PyObject *py_pack(PyObject *self, PyObject *const *args, Py_ssize_t n) {

@@ -16,6 +16,10 @@
 
 #include "_pages.h"
 
+#ifndef MSG_NOSIGNAL
+#define MSG_NOSIGNAL 0 /* such a system has a signal for each socket that broke, and Python ignores it */
+#endif
+
 enum {
     RUN_BYTES = 256 << 10,  /* received at once: still in the near cache when it is summed */
     NEAR_BYTES = 8 << 10,   /* read ahead of what is needed: the entries of a frame, and little of what has a place of its own */
@@ -229,27 +233,6 @@ static int receive_frames(struct reception *r, int *e) {
     }
 }
 
-/* Reads the layout, the addresses and the index of a reception, and checks them. NULL, or what is wrong. */
-static const char *read_reception(struct reception *r, struct layout *l, const uint64_t *v) {
-    struct table addresses = {v[2], v[3]}, index = {v[4], v[5]}, status = {v[6], v[7]};
-    if (!read_layout(l, (struct table){v[0], v[1]})) return "layout";
-    uint64_t per_page = l->components * l->layers, pages = addresses.bytes / 8 / per_page, count = index.bytes / 8;
-    if (!fits(addresses, pages * per_page, 8)) return "addresses";
-    if (!fits(index, count, 8)) return "index";
-    if (status.at < LOW || status.bytes != count) return "status";
-    r->f.layout = l, r->f.count = count, r->f.payload = l->heads * l->layers * l->cell;
-    r->f.pieces = pieces_of(l->heads, l->layers, l->cell);
-    r->f.index = (const int64_t *)(uintptr_t)index.at;
-    r->f.status = (uint8_t *)(uintptr_t)status.at;
-    r->u = (struct unpack){.layout = l, .pages = pages, .cell = l->cell, .sum_count = r->f.pieces.count, .h1 = l->heads, .l1 = l->layers};
-    r->u.addresses = (const uint64_t *)(uintptr_t)addresses.at;
-    for (uint64_t i = 0; i < count; i++) {
-        if (r->f.index[i] < 0 || (uint64_t)r->f.index[i] >= pages) return "page outside of the memory";
-        if (!sane(l, r->u.addresses + (uint64_t)r->f.index[i] * per_page)) return "address of a page";
-    }
-    return NULL;
-}
-
 /* See kernels.receive. */
 static PyObject *py_receive(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     (void)self;
@@ -266,16 +249,13 @@ static PyObject *py_receive(PyObject *self, PyObject *const *args, Py_ssize_t n)
     struct layout l;
     struct reception r = {.ahead = (uint8_t *)(uintptr_t)v[2], .room = v[3], .from = v[4], .to = v[5], .call = (uint32_t)v[6], .page = after};
     r.wire = (struct wire){.fd = (int)v[0], .option = SO_RCVTIMEO, .armed = (double *)(uintptr_t)v[1], .deadline = deadline};
-    const char *why = read_reception(&r, &l, v + 7);
+    const char *why = read_wanted(&r.f, &r.u, &l, texts, sizes, (struct table){v[7], v[8]}, (struct table){v[9], v[10]},
+                                  (struct table){v[11], v[12]}, (struct table){v[13], v[14]});
     if (why) return wrong(why);
     if (v[0] > INT_MAX || v[1] < LOW || v[1] % 8 || v[2] < LOW || r.room < FRAME_BYTES || r.from > r.to || r.to > r.room)
         return wrong("socket or what was read ahead");
-    if (sizes[0] != FAMILY_BYTES + SHAPE_BYTES) return wrong("expectation");
-    r.f.expect = (const uint8_t *)texts[0], r.f.hashes = (const uint8_t *)texts[1];
-    r.f.hash_bytes = r.f.expect[H_HASH_BYTES - H_FAMILY];
-    if (r.f.hash_bytes > HASH_ROOM || r.f.count * r.f.hash_bytes != (uint64_t)sizes[1]) return wrong("hashes");
     if (!(r.f.sums = malloc(r.f.pieces.count * 8))) return PyErr_NoMemory();
-    r.u.sums = r.f.sums;
+    r.u.sums = r.f.sums, r.u.sum_count = r.f.pieces.count;
     int error = 0;
     r.wire.released = PyEval_SaveThread();
     int left = receive_frames(&r, &error);
