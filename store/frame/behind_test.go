@@ -85,6 +85,60 @@ func TestRequestBehindEnd(t *testing.T) {
 	})
 }
 
+// TestAnswersThatGoTogether: the answer to a call whose client has sent the next one already goes out with the answer to
+// that, or when that takes long, or the server waits for the rest of it.
+func TestAnswersThatGoTogether(t *testing.T) {
+	each(t, func(t *testing.T, w *world) {
+		goOn := make(chan struct{})
+		w.exists = func(_ context.Context, r *quirev1.BatchExistsRequest) (*quirev1.BatchExistsResponse, error) {
+			if string(r.GetSessionId()) == "long" {
+				<-goOn
+			}
+			return &quirev1.BatchExistsResponse{Present: r.GetSessionId()}, nil
+		}
+		c, n := w.dialRaw(), uint32(0)
+		request := func(said string) []byte {
+			body, err := proto.Marshal(&quirev1.BatchExistsRequest{SessionId: []byte(said)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			n++
+			return frameBytes(header{kind: kindRequest, method: 3, call: n}, body, nil)
+		}
+		answered := uint32(0)
+		mustAnswer := func(said string) {
+			t.Helper()
+			h, body := readFrame(t, c)
+			answered++
+			got := new(quirev1.BatchExistsResponse)
+			if h.kind != kindResponse || h.call != answered || proto.Unmarshal(body, got) != nil || string(got.GetPresent()) != said {
+				t.Fatalf("kind %d of call %d: %q, want %q of call %d", h.kind, h.call, got.GetPresent(), said, answered)
+			}
+		}
+		send := func(b []byte) {
+			t.Helper()
+			if _, err := c.Write(b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		send(bytes.Join([][]byte{request("a"), request("b"), request("c")}, nil))
+		mustAnswer("a")
+		mustAnswer("b")
+		mustAnswer("c")
+		send(bytes.Join([][]byte{request("d"), request("long")}, nil))
+		mustAnswer("d")
+		goOn <- struct{}{}
+		mustAnswer("long")
+		for cut := 1; cut < headerBytes; cut += 5 {
+			first, next := request("e"), request("f")
+			send(append(first, next[:cut]...))
+			mustAnswer("e")
+			send(next[cut:])
+			mustAnswer("f")
+		}
+	})
+}
+
 // dialRaw is a connection that a test speaks on itself, greeted.
 func (w *world) dialRaw() net.Conn {
 	w.t.Helper()

@@ -30,7 +30,8 @@ type conn struct {
 	pieces *sync.Pool // of *[pieceBytes]byte: data without a place of its own
 	shadow *readAhead // reads while a handler runs; nil: nobody does
 
-	writing sync.Mutex // guards the writing side of wire
+	writing sync.Mutex // guards the writing side of wire, and below
+	later   []byte     // of a server: frames that go out with the next write, or before it waits
 	release [headerBytes]byte
 }
 
@@ -56,6 +57,9 @@ func (c *conn) fill(n int) error {
 		to := len(c.buf)
 		if c.exact {
 			to = c.at + n
+		}
+		if err := c.flushToWait(); err != nil {
+			return err
 		}
 		k, err := c.wire.Read(c.buf[c.end:to])
 		if err != nil {
@@ -116,6 +120,9 @@ func (c *conn) readData(p []byte) error {
 	if k == len(p) {
 		return nil
 	}
+	if err := c.flushToWait(); err != nil {
+		return err
+	}
 	return c.wire.ReadFull(p[k:])
 }
 
@@ -123,8 +130,49 @@ func (c *conn) readData(p []byte) error {
 func (c *conn) write(parts [][]byte) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
+	if len(c.later) > 0 {
+		parts = append([][]byte{c.later}, parts...)
+		c.later = c.later[:0]
+	}
 	return c.wire.Write(parts)
 }
+
+// putOff keeps whole frames for the next write. Only while the peer has sent more than was read by now: this end goes on
+// with that, and does not wait for anything further before it has flushed them.
+func (c *conn) putOff(frames []byte) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	c.later = append(c.later, frames...)
+}
+
+// flushToWait sends what was put off, unless more has come: then there is nothing to wait for.
+func (c *conn) flushToWait() error {
+	if !c.owes() || c.wire.Ready() {
+		return nil
+	}
+	return c.flushLater()
+}
+
+func (c *conn) flushLater() error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	if len(c.later) == 0 {
+		return nil
+	}
+	frames := c.later
+	c.later = c.later[:0]
+	return c.wire.Write([][]byte{frames})
+}
+
+// owes says whether frames were put off.
+func (c *conn) owes() bool {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	return len(c.later) > 0
+}
+
+// behind says whether the peer has sent more than was read by now.
+func (c *conn) behind() bool { return c.at < c.end }
 
 // sendRelease tells the peer how many references of a call are released by now.
 func (c *conn) sendRelease(call, count uint32) error {

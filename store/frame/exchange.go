@@ -19,12 +19,18 @@ type exchange struct {
 	out    batch
 	in     arriving
 
+	behind bool // the peer has sent the next request: the answer may wait for the answer to that
+
 	lent  lent   // of references sent
 	taken uint32 // references received and done with
 	told  uint32 // of them, the peer knows
 }
 
 func (x *exchange) header(k kind) header { return header{kind: k, method: x.method, call: x.call} }
+
+// laterBytes is the most of an answer that waits for the answer to what its peer has sent already: a publication that comes
+// at once is answered with one write.
+const laterBytes = 4 << 10
 
 // send sends m as a message of the stream. Chunks are gathered.
 func (x *exchange) send(m any) error {
@@ -58,6 +64,11 @@ func (x *exchange) sendLast(h header, m proto.Message) (err error) {
 	if x.out.empty() {
 		if x.before, err = x.c.appendFrame(x.before, h, m); err != nil {
 			return err
+		}
+		if x.behind && len(x.before) <= laterBytes {
+			x.c.putOff(x.before)
+			x.before = x.before[:0]
+			return nil
 		}
 		return x.flush()
 	}
@@ -119,6 +130,7 @@ func (x *exchange) end() {
 	x.out.drop()
 	giveBack(x.lent.rest())
 	x.before, x.in, x.lent, x.taken, x.told = x.before[:0], arriving{}, lent{pins: x.lent.pins[:0]}, 0, 0
+	x.behind = false
 }
 
 // lent are the pins of what a call has referred its peer to, in order.

@@ -30,6 +30,7 @@ func (s *said) Read(p []byte) (int, error) {
 func (s *said) ReadFull(p []byte) error { _, err := io.ReadFull(readerOf{s}, p); return err }
 func (s *said) Write([][]byte) error    { return nil }
 func (s *said) Gone() bool              { return false }
+func (s *said) Ready() bool             { return false }
 func (s *said) Close() error            { return nil }
 
 type readerOf struct{ s *said }

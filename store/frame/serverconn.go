@@ -83,6 +83,7 @@ func (k *serverConn) end() {
 
 // loop takes one call after the other, until the connection ends.
 func (k *serverConn) loop() {
+	defer k.flushLater()
 	for {
 		k.exact = false
 		var h header
@@ -253,8 +254,16 @@ func (k *serverConn) watch() {
 func (k *serverConn) look() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.watching && !k.closed {
-		k.ahead(k.breakOff)
+	if !k.watching || k.closed {
+		return
+	}
+	k.ahead(k.breakOff)
+	if k.owes() { // who waits for an answer does not wait for a long call behind it
+		go func() {
+			if err := k.flushLater(); err != nil {
+				k.breakOff(err)
+			}
+		}()
 	}
 }
 

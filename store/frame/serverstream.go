@@ -101,6 +101,7 @@ func (s *serverStream) callStream() error {
 func (s *serverStream) answer(err error) error {
 	x := &s.k.x
 	if err == nil && (s.method.stream == nil || !s.method.stream.ServerStreams) {
+		x.behind = s.k.behind() || s.method.stream != nil && s.k.wire.Ready() // nothing was read ahead of a stream
 		if s.reply == nil {
 			err = status.Error(codes.Internal, "no answer")
 		} else if err = x.sendLast(x.header(kindResponse), s.reply); !errors.Is(err, ErrTooLarge) {
@@ -206,7 +207,7 @@ func (s *serverStream) RecvMsg(m any) error {
 		return io.EOF
 	}
 	if x.taken > x.told {
-		if err := s.k.sendRelease(x.call, x.taken); err != nil {
+		if err := s.k.released(x.call, x.taken); err != nil {
 			return s.why(err)
 		}
 		x.told = x.taken
@@ -216,6 +217,17 @@ func (s *serverStream) RecvMsg(m any) error {
 		return io.EOF
 	}
 	return s.received(err)
+}
+
+// released tells the client of a write how many of its references are read.
+func (k *serverConn) released(call, count uint32) error {
+	if !k.behind() {
+		return k.sendRelease(call, count)
+	}
+	var frame [headerBytes]byte
+	(&header{kind: kindRelease, call: call, extra: count}).put(frame[:])
+	k.putOff(frame[:])
+	return nil
 }
 
 func (s *serverStream) received(err error) error {

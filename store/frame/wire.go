@@ -16,6 +16,8 @@ type wire interface {
 	ReadFull(p []byte) error
 	// Write writes all of v, which it may change.
 	Write(v [][]byte) error
+	// Ready says, without waiting, whether something has come; false also where that cannot be told.
+	Ready() bool
 	// Gone says, without waiting, whether the peer has closed; false also where that cannot be told.
 	Gone() bool
 	Close() error
@@ -69,6 +71,8 @@ func (s *stream) Write(v [][]byte) error {
 	_, err := s.b.WriteTo(s.Conn)
 	return err
 }
+
+func (s *stream) Ready() bool { return false }
 
 func (s *stream) Gone() bool { return s.raw != nil && peerGone(s.raw) }
 

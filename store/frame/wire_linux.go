@@ -171,6 +171,16 @@ func (r *raw) doWrite(fd uintptr) bool {
 	return true
 }
 
+func (r *raw) Ready() bool {
+	ready := false
+	r.rc.Control(func(fd uintptr) {
+		p := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(p[:], 0)
+		ready = err == nil && n > 0
+	})
+	return ready
+}
+
 func (r *raw) Gone() bool { return peerGone(r.rc) }
 
 // Close ends what waits on the socket first: closing a descriptor does not.
