@@ -151,12 +151,12 @@ static PyObject *py_fetch(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     (void)self;
     char *texts[3];
     Py_ssize_t sizes[3];
-    uint64_t v[18];
-    if (n != 22) return wrong("22 arguments are wanted");
+    uint64_t v[19];
+    if (n != 23) return wrong("23 arguments are wanted");
     for (int i = 0; i < 3; i++)
         if (PyBytes_AsStringAndSize(args[i], &texts[i], &sizes[i])) return NULL;
     int64_t after = PyLong_AsLongLong(args[3]);
-    if ((after == -1 && PyErr_Occurred()) || !numbers(args + 4, 18, 18, v)) return NULL;
+    if ((after == -1 && PyErr_Occurred()) || !numbers(args + 4, 19, 19, v)) return NULL;
     struct layout l;
     struct fetched f;
     struct batch b;
@@ -189,7 +189,7 @@ static PyObject *py_fetch(PyObject *self, PyObject *const *args, Py_ssize_t n) {
         if (odd) break;
         c.from += FRAME_BYTES + body, skip = 0;
     }
-    if (c.state == OVER && references && references <= UINT32_MAX) {
+    if (c.state == OVER && references && references <= UINT32_MAX && v[18]) {
         uint8_t release[FRAME_BYTES] = {'Q', 'R', 'F', '1', RELEASE};
         uint32_t count = (uint32_t)references;
         memcpy(release + 8, &c.call, 4), memcpy(release + 20, &count, 4);

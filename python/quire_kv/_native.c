@@ -432,8 +432,6 @@ static const char *read_wanted(struct fetched *f, struct unpack *u, struct layou
     return NULL;
 }
 
-#include "_send.h"
-
 static PyObject *py_pack(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     (void)self;
     uint64_t v[11];
@@ -498,41 +496,6 @@ static PyObject *py_unpack(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 
 #include "_fetch.h"
 
-/* Headers of pages that differ in hash, parent, sequence and sums, behind each other: see kernels.headers. */
-static PyObject *py_headers(PyObject *self, PyObject *const *args, Py_ssize_t n) {
-    (void)self;
-    char *texts[3], *out;
-    Py_ssize_t sizes[3];
-    uint64_t v[3];
-    if (n != 6) return wrong("6 arguments are wanted");
-    for (int i = 0; i < 3; i++)
-        if (PyBytes_AsStringAndSize(args[i], &texts[i], &sizes[i])) return NULL;
-    if (!numbers(args + 3, 3, 3, v)) return NULL;
-    const uint8_t *like = (const uint8_t *)texts[0];
-    uint64_t size = (uint64_t)sizes[0];
-    if (size < H_FIXED + H_TAIL || read32(like + H_SIZE) != size) return wrong("template");
-    uint64_t hash_bytes = like[H_HASH_BYTES], parent = like[H_PARENT_BYTES], count = hash_bytes ? (uint64_t)sizes[1] / hash_bytes : 0;
-    uint64_t pieces = read32(like + H_PIECES), at = H_FIXED + read16(like + H_PROVENANCE), tail = size - H_TAIL;
-    if (hash_bytes - 1 >= HASH_ROOM || parent > HASH_ROOM || !pieces || tail != at + 8 * pieces) return wrong("template");
-    if (count * hash_bytes != (uint64_t)sizes[1] || count * parent != (uint64_t)sizes[2]) return wrong("hashes or parents");
-    if (!fits((struct table){v[1], v[2]}, count * pieces, 8) || size > PY_SSIZE_T_MAX / (count + 1)) return wrong("sums");
-    PyObject *all = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * size));
-    if (!all || !(out = PyBytes_AsString(all))) return NULL;
-    const uint8_t *sums = (const uint8_t *)(uintptr_t)v[1];
-    for (uint64_t i = 0; i < count; i++) {
-        uint8_t *h = (uint8_t *)out + i * size;
-        uint64_t sequence = v[0] + i;
-        memcpy(h, like, at);
-        memcpy(h + H_HASH, texts[1] + i * hash_bytes, hash_bytes);
-        memcpy(h + H_PARENT, texts[2] + i * parent, parent);
-        memcpy(h + H_SEQUENCE, &sequence, sizeof sequence);
-        memcpy(h + at, sums + i * 8 * pieces, 8 * pieces);
-        hash128(h + at, 8 * pieces, h + H_DIGEST);
-        hash128(h, tail, h + tail);
-    }
-    return all;
-}
-
 static PyObject *py_verify(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     (void)self;
     uint64_t v[6];
@@ -578,6 +541,8 @@ static PyObject *py_sums(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     Py_RETURN_NONE;
 }
 
+#include "_publish.h"
+
 static PyObject *py_xxh3_64(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     (void)self;
     uint64_t v[2], h;
@@ -605,7 +570,7 @@ static PyMethodDef methods[] = {
     {"unpack", FAST(py_unpack), METH_FASTCALL, "jobs, layout, addresses, sums (each address, bytes), view, cell bytes, threads"},
     {"fetched", FAST(py_fetched), METH_FASTCALL, "body, expectation, hashes, page before, layout, addresses, slabs, index, status, where, threads, start"},
     {"receive", FAST(py_receive), METH_FASTCALL, "see kernels.receive"},
-    {"send", FAST(py_send), METH_FASTCALL, "see kernels.send"},
+    {"publish", FAST(py_publish), METH_FASTCALL, "see kernels.publish"},
     {"fetch", FAST(py_fetch), METH_FASTCALL, "request, expectation, hashes, page before, socket, call, deadline, room, what fetched takes"},
     {"headers", FAST(py_headers), METH_FASTCALL, "template, hashes, parents, sequence of the first, sums (address, bytes)"},
     {"verify", FAST(py_verify), METH_FASTCALL, "jobs, sums (each address, bytes), cell bytes, threads"},

@@ -1,6 +1,6 @@
 /* Pages on their way to a TCP socket, without Python: each is summed while it is near, and sent from where it lies.
  *
- *     frame: head (made by quire_kv/frame_transport.py) || bytes of the pages, as they follow each other      one writev each
+ *     frame: head (made in _publish.h) || bytes of the pages, as they follow each other      one writev each
  */
 #ifndef QUIRE_SEND_H
 #define QUIRE_SEND_H
@@ -11,7 +11,7 @@
 
 enum { MAX_VECTORS = 512 };
 
-struct frame { /* FRAME of kernels.py */
+struct frame {
     uint64_t head, start, bytes; /* bytes of its head; of all pages' payload, from where and how much it carries */
 };
 
@@ -58,11 +58,12 @@ static void sum_to(struct sending *s, uint64_t end) {
     }
 }
 
-static int send_frames(struct sending *s) {
+/* Sends all frames with the bytes of their pages, and with the last what `tail` makes when all sums are known. */
+static int send_frames(struct sending *s, struct iovec (*tail)(void *), void *of) {
     const uint8_t *head = s->heads;
     for (uint64_t i = 0; i < s->frame_count; i++) {
         const struct frame *f = &s->frames[i];
-        struct iovec v[MAX_VECTORS] = {{(void *)(uintptr_t)head, f->head}};
+        struct iovec v[MAX_VECTORS + 1] = {{(void *)(uintptr_t)head, f->head}};
         size_t n = 1;
         head += f->head;
         sum_to(s, f->start + f->bytes);
@@ -71,47 +72,13 @@ static int send_frames(struct sending *s) {
             v[n++] = (struct iovec){(void *)(uintptr_t)(s->pages[at / s->payload] + within), size};
             at += size;
             if (n < MAX_VECTORS && at < end) continue;
+            if (at == end && i + 1 == s->frame_count) v[n++] = tail(of);
             int e = give(&s->wire, v, n);
             if (e) return e;
             n = 0;
         }
     }
     return 0;
-}
-
-/* See kernels.send. */
-static PyObject *py_send(PyObject *self, PyObject *const *args, Py_ssize_t n) {
-    (void)self;
-    char *heads;
-    Py_ssize_t size;
-    uint64_t v[11];
-    if (n != 13) return wrong("13 arguments are wanted");
-    if (PyBytes_AsStringAndSize(args[0], &heads, &size)) return NULL;
-    double deadline = PyFloat_AsDouble(args[1]);
-    if ((deadline == -1 && PyErr_Occurred()) || !numbers(args + 2, 11, 11, v)) return NULL;
-    struct table frames = {v[2], v[3]}, pages = {v[4], v[5]}, sums = {v[9], v[10]};
-    if (v[0] > INT_MAX || v[1] < LOW || v[1] % 8) return wrong("socket");
-    if (v[6] - 1 >= MAX_DIM || v[7] - 1 >= MAX_DIM || v[8] - 1 >= MAX_PAGE / (v[6] * v[7])) return wrong("view");
-    struct sending s = {.heads = (const uint8_t *)heads, .frame_count = frames.bytes / sizeof(struct frame), .page_count = pages.bytes / 8};
-    s.wire = (struct wire){.fd = (int)v[0], .option = SO_SNDTIMEO, .armed = (double *)(uintptr_t)v[1], .deadline = deadline};
-    s.pieces = pieces_of(v[6], v[7], v[8]), s.payload = v[6] * v[7] * v[8];
-    s.frames = (const struct frame *)(uintptr_t)frames.at, s.pages = (const uint64_t *)(uintptr_t)pages.at, s.sums = (uint64_t *)(uintptr_t)sums.at;
-    if (!fits(frames, s.frame_count, sizeof(struct frame))) return wrong("frames");
-    if (!fits(pages, s.page_count, 8) || s.page_count > (UINT64_MAX >> 1) / s.payload) return wrong("pages");
-    if (s.pieces.count > (UINT64_MAX >> 4) / (s.page_count + 1) || !fits(sums, s.page_count * s.pieces.count, 8)) return wrong("sums");
-    for (uint64_t i = 0; i < s.page_count; i++)
-        if (s.pages[i] < LOW || s.pages[i] > UINT64_MAX - MAX_PAGE) return wrong("address");
-    uint64_t left = (uint64_t)size, at = 0;
-    for (uint64_t i = 0; i < s.frame_count; i++) {
-        const struct frame *f = &s.frames[i];
-        if (!f->head || f->head > left || f->start != at || !f->bytes || f->bytes > s.page_count * s.payload - at) return wrong("frames");
-        left -= f->head, at += f->bytes;
-    }
-    if (left || at != s.page_count * s.payload) return wrong("frames");
-    s.wire.released = PyEval_SaveThread();
-    int e = send_frames(&s);
-    PyEval_RestoreThread(s.wire.released);
-    return e == RAISED ? NULL : PyLong_FromLong(e);
 }
 
 #endif

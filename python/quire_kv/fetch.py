@@ -12,12 +12,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from . import kernels, proto
+from . import encode, kernels, proto
 from .deadline import Call
 from .errors import QuireError, Reason
 from .intake import Intake, Wanted
 from .layout import PageMemory
-from .page import Expectation, Geometry, Page, View
+from .page import Geometry, Page, View
 
 if TYPE_CHECKING:
     from .session import Session
@@ -41,7 +41,7 @@ class Fetch:
         self._session, self._memory, self._geometry = session, memory, geometry
         self._scope, self._view, self._lease, self._call = scope, view, lease, call
         self._pages = [Wanted(k) for k in keys]
-        self._expect = Expectation(session.namespace, session.epoch, scope, geometry)
+        self._expect = session._expect(scope, geometry)
         self._error: QuireError | None = None
         self._lock = threading.Lock()
         self._next = 0
@@ -124,15 +124,15 @@ class Fetch:
             self._pages, index, self._memory, self._geometry, self._view, self._expect,
             threads=s._client.options.copy_threads, on_copied=s._client._on_copied,
         )  # fmt: skip
-        request = proto.FetchRequest(lease_id=self._lease)
-        request.namespace.CopyFrom(s._ref)
-        request.run.scope, request.run.group = self._scope, self._geometry.group
-        request.run.hashes = b"".join(self._pages[i].key for i in index)
-        if self._view != self._geometry.whole:
-            set_view(request.view, self._view)
-        for k, i in enumerate(index):
-            if self._pages[i].resume:
-                request.resume.add(page=k, extent_ids=self._pages[i].resume)
+        request = s._ref_field(1) + encode.run(2, self._scope, self._geometry.group, intake.hashes) + encode.field(4, self._lease)
+        if not intake.plain:
+            more = proto.FetchRequest()
+            if self._view != self._geometry.whole:
+                set_view(more.view, self._view)
+            for k, i in enumerate(index):
+                if self._pages[i].resume:
+                    more.resume.add(page=k, extent_ids=self._pages[i].resume)
+            request += more.SerializeToString()
         s._client._route(self._call, lambda transport: transport.fetch(request, intake, self._call))
 
     def _report(self) -> None:

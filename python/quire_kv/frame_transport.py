@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import kernels, proto, wire
+from . import encode, kernels, proto, wire
 from .buffers import Buffer, address_of_bytes, memory_at
 from .deadline import Call
 from .errors import QuireError, Reason
@@ -29,6 +29,7 @@ __all__ = ["FrameTransport"]
 _RECEIVE_BYTES = 4 << 20  # received between two unpacks: a few frames
 _SEND_BYTES = 2 << 20  # packed between two sends
 _FEW_BYTES = 256 << 10  # that go with the end of their stream, in one send
+_LITTLE_TO_HOLD = 1 << 20  # bytes of a node's memory that the last fetch of an idle connection may hold for a while
 _NAME_BYTES = 4 << 20  # packed between two sends that name it: half of a ring
 _RING_BYTES = 8 << 20  # of a connection's own area: a few chunks on their way, still in the far cache
 _SHARED_FLUSH_BYTES = 256 << 20  # copied out of slabs at once
@@ -63,7 +64,7 @@ class FrameTransport(Transport):
 
     def _fetch(self, connection: Connection, request: Any, intake: Intake, call: Call) -> None:
         intake.slabs = self._slabs
-        reception = _Reception(connection, intake, request.run.hashes, call)
+        reception = _Reception(connection, intake, call)
         error: QuireError | None = None
         try:
             over = reception.begin(connection.request("Fetch", request, call))
@@ -81,27 +82,31 @@ class FrameTransport(Transport):
             intake.ended(call)
         call.left()
         if reception.references > reception.released:
-            release = wire.encode_frame(wire.RELEASE, call=connection.call_number, extra=reception.references)
-            connection.stream.send([release], call)
+            connection.release(reception.references, call, soon=intake.payload_bytes > _LITTLE_TO_HOLD)
         if error is not None:
             raise Refused(error)
 
     # -- write ---------------------------------------------------------------------------------------------------
 
-    def write(self, first: Any, chunk_bytes: int, fill: Callable[[Upload], Any], call: Call) -> tuple[Any, Any]:
+    def write(self, first: bytes, chunk_bytes: int, fill: Callable[[Upload], Any], call: Call) -> tuple[Any, Any]:
         return self._pool.run(BULK, call, lambda c: self._write(c, first, chunk_bytes, fill, call))
 
-    def _write(self, connection: Connection, first: Any, chunk_bytes: int, fill: Callable[[Upload], Any], call: Call) -> tuple[Any, Any]:
+    def _write(self, connection: Connection, first: bytes, chunk_bytes: int, fill: Callable[[Upload], Any], call: Call) -> tuple[Any, Any]:
         upload = self._upload(connection, None, first, chunk_bytes, call)
-        return upload.finish(fill(upload))
+        commit = fill(upload)
+        return (None, None) if upload.stored else upload.finish(commit)
 
     def publish(
-        self, begin: Any, first: Any, chunk_bytes: int, fill: Callable[[Upload], Any], began: Callable[[Any], None], call: Call
-    ) -> tuple[Any, Any, Any] | None:
-        def use(connection: Connection) -> tuple[Any, Any, Any]:
+        self, begin: bytes, first: bytes, chunk_bytes: int, fill: Callable[[Upload], Any], began: Callable[[bytes], None], call: Call
+    ) -> tuple[bytes, bytes | None, bytes | None] | None:
+        def use(connection: Connection) -> tuple[bytes, bytes | None, bytes | None]:
             upload = self._upload(connection, begin, first, chunk_bytes, call)
             try:
-                return upload.finish_all(fill(upload))
+                commit = fill(upload)
+                if upload.stored:
+                    return b"", None, None
+                written, committed = upload.answers(commit)
+                return upload.begun(), written, committed
             except _Stopped:
                 return upload.begun(), None, None
             finally:
@@ -111,7 +116,7 @@ class FrameTransport(Transport):
 
         return self._pool.run(BULK, call, use)
 
-    def _upload(self, connection: Connection, begin: Any, first: Any, chunk_bytes: int, call: Call) -> _FrameUpload:
+    def _upload(self, connection: Connection, begin: bytes | None, first: bytes, chunk_bytes: int, call: Call) -> _FrameUpload:
         if self._slabs is None:
             return _Inline(connection, begin, first, min(chunk_bytes, MAX_SEND_BYTES), self._budget, call)
         return _Shared(connection, begin, first, min(chunk_bytes, MAX_SEND_BYTES), self._budget, call, self._stagings)
@@ -174,8 +179,8 @@ class FrameTransport(Transport):
 class _Reception:
     """The frames of one Fetch on their way into an intake."""
 
-    def __init__(self, connection: Connection, intake: Intake, hashes: bytes, call: Call) -> None:
-        self._connection, self._intake, self._hashes, self._call = connection, intake, hashes, call
+    def __init__(self, connection: Connection, intake: Intake, call: Call) -> None:
+        self._connection, self._intake, self._call = connection, intake, call
         self._buffer: Buffer | None = connection.attached.get("receive")
         self._fill = 0
         self._response = proto.FetchResponse
@@ -185,7 +190,7 @@ class _Reception:
     def pages(self) -> None:
         """Takes what native code can of the frames that come, and what it leaves of one."""
         while self._native and self._intake.direct:
-            left = self._connection.pages(self._intake, self._hashes, self._call)
+            left = self._connection.pages(self._intake, self._call)
             if left is None:
                 return
             if any(left):  # nothing is left behind a corrupt chunk that was the last of its frame
@@ -195,12 +200,12 @@ class _Reception:
         """Sends the request and takes all that needs no look from here: whether that was the whole call, which then ended
         well."""
         c, intake = self._connection, self._intake
-        tables = intake.ordinary(self._hashes)
+        tables = intake.ordinary()
         if tables is None or intake.slabs is None:
             c.stream.send([request], self._call)
             return False
         table, keep = intake.slabs.table()
-        got = c.fetch(request, tables, table, self._call)
+        got = c.fetch(request, tables, table, self._call, releases=intake.payload_bytes > _LITTLE_TO_HOLD)
         del keep
         self.references, self.released = got.references, got.references if got.released else 0
         if got.sent < len(request):
@@ -225,7 +230,7 @@ class _Reception:
         if not frame.data and intake.slabs is not None:
             if self._connection.stream.descriptors:
                 intake.slabs.take(self._connection.stream.descriptors)
-            stop, references = intake.batch(body, self._hashes)
+            stop, references = intake.batch(body)
             self.references += references
             if stop == len(body):
                 return
@@ -276,31 +281,36 @@ class _Reception:
 class _FrameUpload(Upload):
     """A WritePages over frames, and what goes before it: with `begin` its BeginPublish, whose answer is read at the end."""
 
-    def __init__(self, connection: Connection, begin: Any, first: Any, chunk_bytes: int, budget: Budget, call: Call) -> None:
+    def __init__(self, connection: Connection, begin: bytes | None, first: bytes, chunk_bytes: int, budget: Budget, call: Call) -> None:
         self._connection, self._chunk_bytes, self._budget, self._call = connection, chunk_bytes, budget, call
         self._begin_call = 0  # its number, while its answer is to come
-        self._begun: tuple[Any, QuireError | None] = None, None
+        self._begun: tuple[bytes | None, QuireError | None] = None, None
+        self._published: list[bytes] | None = None  # answers behind that to the Begin, to what `publish` sent
+        self._begin, self._opened = begin, False
         self._out: list[bytes | memoryview] = []
-        if begin is not None:
-            self._out.append(connection.request("BeginPublish", begin, call))
-            self._begin_call = connection.call_number
-        self._out.append(connection.request("WritePages", None, call, more=True))
-        self._first: Any = first
+        self._first = first
         self._body = bytearray()
         self._runs: list[memoryview] = []
         self._data = 0
+        self._refused: QuireError | None = None  # why there is no answer to the write
         self._sent = self._released = 0  # references
         self._descriptors: list[int] = []
 
+    def _open(self) -> None:
+        """Makes the requests, which are to be sent first."""
+        c = self._connection
+        if self._begin is not None:
+            self._out.append(c.request("BeginPublish", self._begin, self._call))
+            self._begin_call = c.call_number
+        self._out.append(c.request("WritePages", None, self._call, more=True))
+        self._opened = True
+
     def _head(self, page: int, grant: int, offset: int) -> bytes:
         """A message without its chunk."""
-        if self._first is None and not grant and not offset:
-            return wire.page_head(page)
-        head = proto.WritePagesRequest(page=page, grant=grant, offset=offset)
-        if self._first is not None:
-            head.MergeFrom(self._first)
-            self._first = None
-        return bytes(head.SerializeToString())
+        first, self._first = self._first, b""
+        if not grant and not offset:
+            return first + wire.page_head(page)
+        return first + encode.number(3, page) + encode.number(4, grant) + encode.number(5, offset)
 
     def _chunk(self, page: int, grant: int, offset: int, size: int, data: memoryview | None, reference: wire.Reference | None) -> None:
         wire.append_entry(self._body, self._head(page, grant, offset), size, reference)
@@ -312,6 +322,8 @@ class _FrameUpload(Upload):
 
     def _seal(self) -> None:
         """Ends the batch that is being gathered."""
+        if not self._opened:
+            self._open()
         if self._body:
             c = self._connection
             self._out.append(wire.encode_frame(
@@ -352,36 +364,59 @@ class _FrameUpload(Upload):
         c = self._connection
         c.stream.send([wire.encode_frame(wire.END, wire.METHODS["WritePages"], c.call_number)], self._call)
 
+    def publish(self, whole: kernels.Whole) -> bool:
+        c = self._connection
+        if not kernels.NATIVE or c.stream.native is None or not c.clean or whole.commit_bytes > c.welcome.body:
+            return False
+        place = self._place(whole)
+        if place is None or self._descriptors:  # these go along with frames that are made here
+            return False
+        begins, self._begin_call = bool(whole.begin), c.call_number + 1 if whole.begin else 0
+        got = c.publish(whole, *place, self._chunk_bytes, self._call)
+        self.stored, self.commit, self._published = bool(got.stored), got.commit, [*got.answers]
+        if begins and got.answers:
+            self._begin_call, self._begun = 0, (self._published.pop(0), None)
+        return True
+
+    def _place(self, whole: kernels.Whole) -> tuple[np.ndarray, bool, tuple[int, int] | None] | None:
+        """Where pages are sent from, whether they are to be packed there, and number and address of the area that this is in,
+        None where it is none. None: not all of them at once."""
+        raise NotImplementedError
+
     def finish(self, commit: Any) -> tuple[Any, Any]:
         """END, the server's answer, and that to a commit that is sent behind it, which begins when the write is done: None
         for a refused one, which may be made again."""
-        write = self._send_end(commit)
-        written, error = self._written(write)
-        committed, _ = self._unary_answer("CommitPublish", proto.CommitPublishResponse) if commit is not None else (None, None)
-        if error is not None:
-            raise error if error.broken else Refused(error)
-        return written, committed
+        written, committed = self.answers(commit)
+        if written is None:
+            raise Refused(self._refused) if self._refused is not None else wire.protocol_error("WritePages: no answer")
+        done = proto.parse(proto.CommitPublishResponse, committed) if committed is not None else None
+        return proto.parse(proto.WritePagesResponse, written), done
 
-    def finish_all(self, commit: Any) -> tuple[Any, Any, Any]:
-        """finish, and the answer to the Begin before it. None in place of what was refused; when that is the Begin, Refused."""
-        write = self._send_end(commit)
+    def answers(self, commit: Any) -> tuple[bytes | None, bytes | None]:
+        """END and the commit, unless they were sent, and the answers to the write and the commit, None for what was refused.
+        That to the Begin before them is read, too."""
+        got = self._published
+        if got is None:
+            write, got, commits = self._send_end(commit), [], commit is not None
+        else:
+            write, commits = self._connection.call_number - 1, True
         if self._begin_call:
             self._read_begun()
-        written, error = self._written(write)
-        committed, _ = self._unary_answer("CommitPublish", proto.CommitPublishResponse) if commit is not None else (None, None)
-        if error is not None and error.broken:
-            raise error
-        return self.begun(), written, committed
+        written = got.pop(0) if got else self._written(write)
+        committed = got.pop(0) if got else self._unary_answer("CommitPublish")[0] if commits else None
+        if self._refused is not None and self._refused.broken:
+            raise self._refused
+        return written, committed
 
-    def begun(self) -> Any:
-        """The answer to the Begin. Refused when it was."""
+    def begun(self) -> bytes:
+        """The answer to the Begin, encoded. Refused when it was."""
         answer, refused = self._begun
-        if refused is not None:
-            raise Refused(refused)
+        if answer is None:
+            raise Refused(refused or wire.protocol_error("BeginPublish: no answer"))
         return answer
 
-    def answered(self) -> Any:
-        """The answer to the Begin, None for a refusal, as far as it has come by now, whatever became of the call."""
+    def answered(self) -> bytes | None:
+        """The answer to the Begin, encoded, None for a refusal, as far as it has come by now, whatever became of the call."""
         if self._begin_call and self._connection.stream.readable():
             self._call = Call(_MOMENT)
             with contextlib.suppress(QuireError):
@@ -390,7 +425,7 @@ class _FrameUpload(Upload):
 
     def _read_begun(self) -> None:
         number, self._begin_call = self._begin_call, 0
-        self._begun = self._unary_answer("BeginPublish", proto.BeginPublishResponse, number)
+        self._begun = self._unary_answer("BeginPublish", number)
 
     def _send_end(self, commit: Any) -> int:
         """END, and the commit behind it: the number of the write."""
@@ -403,20 +438,20 @@ class _FrameUpload(Upload):
         c.stream.send(self._out, self._call, self._descriptors)
         return write
 
-    def _unary_answer(self, method: str, response: Any, number: int = 0) -> tuple[Any, QuireError | None]:
-        """The answer to a call, by default the last one, or why it was refused."""
+    def _unary_answer(self, method: str, number: int = 0) -> tuple[bytes | None, QuireError | None]:
+        """The answer to a call, encoded, by default the last one, or why it was refused."""
         c = self._connection
         frame = c.next(self._call)
         if frame.call != (number or c.call_number):
             raise wire.protocol_error(f"call {frame.call} in {method}, call {number or c.call_number}")
         if frame.kind == wire.RESPONSE:
-            return proto.parse(response, c.body(frame, self._call)), None
+            return c.body(frame, self._call), None
         if frame.kind != wire.STATUS or (error := c.status(frame, method, self._call)) is None:
             raise wire.protocol_error(f"{method}: kind {frame.kind}")
         return None, error
 
-    def _written(self, write: int) -> tuple[Any, QuireError | None]:
-        """The answer to the write, or why it was refused."""
+    def _written(self, write: int) -> bytes | None:
+        """The answer to the write, encoded; None: `_refused` says why there is none."""
         c = self._connection
         while True:
             frame = c.next(self._call)
@@ -425,13 +460,17 @@ class _FrameUpload(Upload):
             if frame.kind == wire.RELEASE:
                 continue
             if frame.kind == wire.RESPONSE:
-                return proto.parse(proto.WritePagesResponse, c.body(frame, self._call)), None
+                return c.body(frame, self._call)
             if frame.kind != wire.STATUS:
                 raise wire.protocol_error(f"WritePages: kind {frame.kind}")
-            return None, c.status(frame, "WritePages", self._call) or wire.protocol_error("WritePages: no answer")
+            self._refused = c.status(frame, "WritePages", self._call) or wire.protocol_error("WritePages: no answer")
+            return None
 
     def _stage_inline(self, payload: int, count: int) -> np.ndarray:
         self.flush()
+        return self._inline_room(payload, count)
+
+    def _inline_room(self, payload: int, count: int) -> np.ndarray:
         room: Buffer | None = self._connection.attached.get("send")
         if room is None or room.bytes < payload:
             room = self._connection.attached["send"] = Buffer(max(_SEND_BYTES, payload))
@@ -453,44 +492,21 @@ class _Stopped(Exception):
 class _Inline(_FrameUpload):
     """Bytes go in the frames: from where they lie, or out of a buffer that is free again when they have left."""
 
+    def _place(self, whole: kernels.Whole) -> tuple[np.ndarray, bool, tuple[int, int] | None] | None:
+        if whole.addresses is not None:
+            return whole.addresses, False, None
+        payload, n = whole.geometry.payload_bytes(whole.view), len(whole.pages)
+        return (self._inline_room(payload, n), True, None) if n * payload <= _SEND_BYTES else None
+
     def send_from(self, pages: Sequence[int], grant: int, addresses: np.ndarray, geometry: Geometry, view: View) -> np.ndarray | None:
-        stream, payload = self._connection.stream, geometry.payload_bytes(view)
-        if payload * len(pages) <= _FEW_BYTES:
-            for page, address in zip(pages, addresses.tolist(), strict=True):
-                for off in range(0, payload, self._chunk_bytes):
-                    n = min(self._chunk_bytes, payload - off)
-                    self._chunk(page, grant, off, n, memory_at(address + off, n), None)
-            return kernels.sums_of(addresses, geometry, view)
-        if not kernels.NATIVE or stream.native is None:
+        payload = geometry.payload_bytes(view)
+        if payload * len(pages) > _FEW_BYTES:
             return None
-        self._seal()
-        frames: list[tuple[int, int, int]] = []
-        heads, self._out = self._out, []
-        start = 0
-
-        def frame(entries: bytearray, data: int) -> None:
-            nonlocal start
-            c = self._connection
-            heads.append(wire.encode_frame(wire.MESSAGE, wire.METHODS["WritePages"], c.call_number, entries, flags=wire.CHUNKS, data=data))
-            frames.append((sum(map(len, heads[0 if not frames else -1 :])), start, data))
-            start += data
-
-        entries, data = bytearray(), 0
-        for page in pages:
+        for page, address in zip(pages, addresses.tolist(), strict=True):
             for off in range(0, payload, self._chunk_bytes):
                 n = min(self._chunk_bytes, payload - off)
-                wire.append_entry(entries, self._head(page, grant, off), n)
-                data += n
-                if data >= MAX_SEND_BYTES or len(entries) >= _BATCH_BODY_BYTES:
-                    frame(entries, data)
-                    entries, data = bytearray(), 0
-        if data:
-            frame(entries, data)
-        fd, _, timer = stream.native
-        sums, error = kernels.send((fd, timer), self._call.deadline, b"".join(heads), np.array(frames, dtype=np.uint64), addresses, geometry, view)
-        if error:
-            stream.failed(error, self._call)
-        return sums
+                self._chunk(page, grant, off, n, memory_at(address + off, n), None)
+        return kernels.sums_of(addresses, geometry, view)
 
     def stage(self, payload: int, count: int) -> np.ndarray:
         return self._stage_inline(payload, count)
@@ -503,7 +519,9 @@ class _Shared(_FrameUpload):
     """Bytes are named where the node reads them: in the slots of the connection's area, in turn. Where there is no
     such memory, or not enough, they go in the frames."""
 
-    def __init__(self, connection: Connection, begin: Any, first: Any, chunk_bytes: int, budget: Budget, call: Call, stagings: Stagings | None) -> None:
+    def __init__(
+        self, connection: Connection, begin: bytes | None, first: bytes, chunk_bytes: int, budget: Budget, call: Call, stagings: Stagings | None
+    ) -> None:
         super().__init__(connection, begin, first, chunk_bytes, budget, call)
         self._stagings = stagings
         self._areas: _Areas = connection.attached.setdefault("areas", _Areas())
@@ -530,6 +548,21 @@ class _Shared(_FrameUpload):
         self._next_slot = (first + n) % slots
         index = (np.uint64(first) + np.arange(n, dtype=np.uint64)) % np.uint64(slots)
         return np.uint64(self._area.address) + index * np.uint64(slot)
+
+    def _place(self, whole: kernels.Whole) -> tuple[np.ndarray, bool, tuple[int, int] | None] | None:
+        payload, n = whole.geometry.payload_bytes(whole.view), len(whole.pages)
+        if whole.addresses is not None and self._stagings is not None and (staging := self._stagings.find(whole.addresses, payload)) is not None:
+            number, is_new = self._areas.number_of(staging)
+            if number >= 0:
+                if is_new:
+                    self._descriptors.append(staging.area.fd)
+                return whole.addresses, False, (number, staging.address)
+        if n * -(-payload // _ALIGN) * _ALIGN > _SEND_BYTES:
+            return None
+        out = self.stage(payload, n)
+        if len(out) < n:
+            return None
+        return out, True, (self._areas.number, self._area.address) if self._area is not None else None
 
     def _drain(self) -> None:
         self._await(self._sent)

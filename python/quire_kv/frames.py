@@ -44,6 +44,7 @@ class Connection:
         self._ahead = self._room.view
         self._from = self._to = 0
         self._max_body = wire.GREETING_BYTES
+        self._release = b""  # a frame that goes along with the next request
 
     # -- greeting ------------------------------------------------------------------------------------------------
 
@@ -102,13 +103,13 @@ class Connection:
             if n:
                 rest = [rest[0][n:], *rest[1:]]
 
-    def pages(self, intake: Intake, hashes: bytes, call: Call) -> tuple[bytes, int] | None:
+    def pages(self, intake: Intake, call: Call) -> tuple[bytes, int] | None:
         """Has native code take what it can of the batches that come now. None: what comes next begins with a frame; else
         the entries that are left of one, and the bytes of data that come for them. Only while `intake.direct`."""
         native = self.stream.native
         assert native is not None
-        source = (*native[:2], self._room.address, _READ_AHEAD_BYTES, self._from, self._to, self.call_number)
-        left, self._from, self._to, rest, data, error = intake.receive(source, hashes, call.deadline)
+        source = (*native, self._room.address, _READ_AHEAD_BYTES, self._from, self._to, self.call_number)
+        left, self._from, self._to, rest, data, error = intake.receive(source, call.deadline)
         if left == kernels.LEFT_ERROR:
             self.stream.failed(error, call)
         return (rest, data) if left == kernels.LEFT_ENTRY else None
@@ -125,14 +126,16 @@ class Connection:
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def request(self, method: str, message: Any, call: Call | None, *, more: bool = False) -> bytes:
-        """The REQUEST frame of a new call, which has no deadline without a Call. With `more` messages and an END follow."""
+        """The REQUEST frame of a new call of a message, encoded or not, which has no deadline without a Call. With `more`
+        messages and an END follow."""
         self.call_number += 1
-        body = b"" if more else message.SerializeToString()
+        body = b"" if more else message if type(message) is bytes else message.SerializeToString()
         if len(body) > self.welcome.body:
             raise QuireError(Reason.LIMIT_EXCEEDED, f"{method}: a request of {len(body)} bytes; the server takes {self.welcome.body}")
         left = max(1, min(int(call.left() * 1000), 0xFFFFFFFF)) if call is not None else 0
         flags = wire.MORE if more else 0
-        return wire.encode_frame(wire.REQUEST, wire.METHODS[method], self.call_number, body, flags=flags, extra=left)
+        release, self._release = self._release, b""
+        return release + wire.encode_frame(wire.REQUEST, wire.METHODS[method], self.call_number, body, flags=flags, extra=left)
 
     def answer(self, method: str, call: Call | None) -> Frame:
         """The next frame of the call at hand."""
@@ -158,12 +161,41 @@ class Connection:
             raise wire.protocol_error(f"{method}: kind {frame.kind}")
         return proto.parse(response, self.body(frame, call))
 
-    def fetch(self, request: bytes, pages: kernels.PageTables, slabs: np.ndarray, call: Call) -> kernels.Fetched:
+    def fetch(self, request: bytes, pages: kernels.PageTables, slabs: np.ndarray, call: Call, *, releases: bool) -> kernels.Fetched:
         """kernels.fetch over this connection, which must be clean, of shared memory: what came and was not taken is read next."""
         self.stream.arm(call)
         room = self._room
-        got = kernels.fetch(request, pages, slabs, self.stream.fileno(), self.call_number, call.deadline, room.address, room.bytes)
+        got = kernels.fetch(request, pages, slabs, self.stream.fileno(), self.call_number, call.deadline, (room.address, room.bytes), releases)
         self._from, self._to = got.start, got.end
+        self.stream.received(got.descriptors, lost=got.state == kernels.FETCH_CUT_OFF)
+        return got
+
+    def release(self, references: int, call: Call, *, soon: bool) -> None:
+        """Lets go of what the last call referred to, all of it: now, or with the next request."""
+        self._release = wire.encode_frame(wire.RELEASE, call=self.call_number, extra=references)
+        if soon:
+            self._let_go(call)
+
+    def _let_go(self, call: Call) -> None:
+        if self._release:
+            release, self._release = self._release, b""
+            self.stream.send([release], call)
+
+    def publish(
+        self, whole: kernels.Whole, addresses: np.ndarray, packs: bool, area: tuple[int, int] | None, chunk_bytes: int, call: Call
+    ) -> kernels.Published:
+        """kernels.publish over this connection, which must be clean. The last call is that of the commit; answers that did not
+        come are read next."""
+        native = self.stream.native
+        assert native is not None
+        self._let_go(call)
+        room = self._room.address, self._room.bytes
+        self.call_number += 2 if whole.begin else 1
+        got = kernels.publish(whole, addresses, packs, area, chunk_bytes, native, self.call_number, call.deadline, room)
+        self._from, self._to = got.start, got.end
+        if got.error:
+            self.stream.failed(got.error, call)
+        self.call_number += 1
         self.stream.received(got.descriptors, lost=got.state == kernels.FETCH_CUT_OFF)
         return got
 
@@ -202,7 +234,9 @@ class Pool:
     def __init__(self, dial: Callable[[Call], Connection], limit: int) -> None:
         self._dial = dial
         self._limit = limit
-        self._room = threading.Condition()
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._waiting = 0  # who wait for room
         self._running = [0, 0]
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
@@ -211,7 +245,12 @@ class Pool:
     def run(self, kind: int, call: Call, use: Callable[[Connection], Any]) -> Any:
         """Calls `use` with a connection that is its own meanwhile. QuireError. Unreachable is raised when there was no
         connection: nothing of the call was sent."""
-        self._enter(kind, call)
+        with self._lock:
+            full = self._running[kind] >= self._limit
+            if not full:
+                self._running[kind] += 1
+        if full:
+            self._enter(kind, call)
         try:
             try:
                 connection = self._take(call)
@@ -221,9 +260,10 @@ class Pool:
                 raise e if not e.broken or call.cancelled is not None else Unreachable(e) from None
             return self._use(connection, call, use)
         finally:
-            with self._room:
+            with self._lock:
                 self._running[kind] -= 1
-                self._room.notify_all()
+                if self._waiting:
+                    self._room.notify_all()
 
     def _use(self, connection: Connection, call: Call, use: Callable[[Connection], Any]) -> Any:
         sound = False
@@ -241,15 +281,16 @@ class Pool:
 
     def _enter(self, kind: int, call: Call) -> None:
         with self._room:
-            if self._running[kind] >= self._limit:
-                call.register(self._wake)
-                try:
-                    while self._running[kind] >= self._limit:
-                        self._room.wait(call.left())
-                except DeadlineError:
-                    raise Crowded from None
-                finally:
-                    call.unregister(self._wake)
+            self._waiting += 1
+            call.register(self._wake)
+            try:
+                while self._running[kind] >= self._limit:
+                    self._room.wait(call.left())
+            except DeadlineError:
+                raise Crowded from None
+            finally:
+                self._waiting -= 1
+                call.unregister(self._wake)
             self._running[kind] += 1
 
     def _wake(self) -> None:
@@ -258,7 +299,7 @@ class Pool:
 
     def _take(self, call: Call) -> Connection:
         while True:
-            with self._room:
+            with self._lock:
                 if self._closed is not None:
                     raise again(self._closed)
                 connection = self._idle.pop() if self._idle else None
@@ -278,7 +319,7 @@ class Pool:
     def _give(self, connection: Connection, sound: bool) -> None:
         """Keeps a sound connection for the next call. One on which more came than was asked for is not sound: the next
         call would read it as its own answer."""
-        with self._room:
+        with self._lock:
             if sound and connection.clean and self._closed is None:
                 self._idle.append(connection)
                 return
@@ -300,11 +341,15 @@ class Pool:
     def drained(self, deadline: float) -> bool:
         """Waits until no call is left, until a monotonic time at most."""
         with self._room:
-            while any(self._running):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._room.wait(left)
+            self._waiting += 1
+            try:
+                while any(self._running):
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return False
+                    self._room.wait(left)
+            finally:
+                self._waiting -= 1
         return True
 
     def forget(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from . import kernels, proto
+from . import encode, kernels, proto
 from .buffers import Buffer, address_of_bytes, memory_at
 from .deadline import Call, DeadlineError, again
 from .errors import QuireError, Reason
@@ -232,10 +232,14 @@ class GrpcTransport(Transport):
         self._channel = channel
 
     def unary(self, method: str, request: Any, call: Call) -> Any:
+        if type(request) is bytes:
+            request = proto.parse(proto.METHODS[f"PageService.{method}"][1], request)
         return self._channel.unary(f"PageService.{method}", request, call)
 
     def fetch(self, request: Any, intake: Intake, call: Call) -> None:
         intake.slabs = None
+        if type(request) is bytes:
+            request = proto.parse(proto.FetchRequest, request)
         with self._channel as channel:
             try:
                 stream = channel.begin("unary_stream", "PageService.Fetch", request, call.left())
@@ -263,7 +267,7 @@ class GrpcTransport(Transport):
                 intake.ended(call)
             call.left()
 
-    def write(self, first: Any, chunk_bytes: int, fill: Callable[[Upload], Any], call: Call) -> tuple[Any, Any]:
+    def write(self, first: bytes, chunk_bytes: int, fill: Callable[[Upload], Any], call: Call) -> tuple[Any, Any]:
         with self._channel as channel:
             upload = _Upload(channel, first, min(chunk_bytes, MAX_SEND_BYTES), call)
             try:
@@ -296,9 +300,9 @@ class GrpcTransport(Transport):
 class _Upload(Upload):
     """A WritePages over gRPC: messages are made here and sent by a thread of gRPC's."""
 
-    def __init__(self, channel: Channel, first: Any, chunk_bytes: int, call: Call) -> None:
+    def __init__(self, channel: Channel, first: bytes, chunk_bytes: int, call: Call) -> None:
         self._chunk_bytes, self._call = chunk_bytes, call
-        self._first: Any = first
+        self._first = first
         self._queue: queue.Queue[Any] = queue.Queue(_QUEUED)
         self._room: Buffer | None = None
         self._over = False
@@ -328,11 +332,9 @@ class _Upload(Upload):
 
     def _send(self, page: int, grant: int, payload: memoryview) -> None:
         for off in range(0, len(payload), self._chunk_bytes):
-            head = proto.WritePagesRequest(page=page, grant=grant, offset=off)
-            if self._first is not None:
-                head.MergeFrom(self._first)
-                self._first = None
-            if not self._put(join_chunk(head.SerializeToString(), payload[off : off + self._chunk_bytes])):
+            head = self._first + encode.number(3, page) + encode.number(4, grant) + encode.number(5, off)
+            self._first = b""
+            if not self._put(join_chunk(head, payload[off : off + self._chunk_bytes])):
                 self._result()  # it says why
                 raise QuireError(Reason.UNKNOWN, "WritePages: answered before its end", broken=True)
 

@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from . import kernels
-from .page import FIXED_BYTES, TAIL_BYTES, ExtentID, Header, View, encode_header, payload_digest
+from .page import FIXED_BYTES, TAIL_BYTES, ExtentID, Header, View, encode_header, payload_digest, pieces_of
 
 __all__ = ["HeaderMaker"]
 
@@ -47,8 +47,7 @@ class HeaderMaker:
             template = self._templates[kind] = encode_header(header)
             return template
         b = bytearray(template)
-        _CREATED.pack_into(b, _CREATED_AT, self._like.created)
-        _EXPIRY.pack_into(b, _EXPIRY_AT, self._like.expiry)
+        self._date(b, writer)
         b[_HASH : _HASH + len(page_hash)] = page_hash
         b[_PARENT : _PARENT + len(parent)] = parent
         _EXTENT_ID.pack_into(b, _EXTENT, writer, sequence, digest)
@@ -56,6 +55,23 @@ class HeaderMaker:
         b[FIXED_BYTES + len(self._like.provenance) : tail] = encoded
         b[tail:] = xxhash.xxh3_128_digest(memoryview(b)[:tail])
         return bytes(b)
+
+    def template(self, view: View, parent_bytes: int, flags: int, writer: bytes, hash_bytes: int) -> bytes:
+        """A header of this writer that native code makes others like: of hash, parent, sequence and sums that are none."""
+        kind = (view, parent_bytes, flags, hash_bytes, self._common)
+        template = self._templates.get(kind)
+        if template is None:
+            h = self._like
+            sums = np.zeros(pieces_of(view.layers, h.cell_bytes).count(view.heads), dtype=np.uint64)
+            return self.make(view, bytes(hash_bytes), bytes(parent_bytes), flags, writer, 0, sums)
+        b = bytearray(template)
+        self._date(b, writer)
+        return bytes(b)
+
+    def _date(self, b: bytearray, writer: bytes) -> None:
+        _CREATED.pack_into(b, _CREATED_AT, self._like.created)
+        _EXPIRY.pack_into(b, _EXPIRY_AT, self._like.expiry)
+        b[_EXTENT : _EXTENT + len(writer)] = writer
 
     def make_all(
         self, view: View, hashes: Sequence[bytes], parents: Sequence[bytes], flags: Sequence[int], writer: bytes, sequence: int, sums: np.ndarray

@@ -85,11 +85,13 @@ class Intake:
         self._geometry, self._view, self._expect = geometry, view, expect
         self._threads, self._on_copied = threads, on_copied
         self._payload = geometry.payload_bytes(view)
+        self.payload_bytes = len(index) * self._payload  # of all pages
         self._spans: dict[View, list[list[int]] | None] = {}  # by an extent's view: what all of the view is of it
         self.slabs: Slabs | None = None  # where references of this stream lead
         self.pending_bytes = 0  # in jobs since the last flush
-        # ordinary pages
-        self._plain = view == geometry.whole and not any(pages[i].resume for i in index)
+        self.hashes = b"".join([pages[i].key for i in index])
+        # ordinary pages: whole ones, which begin on any extent
+        self.plain = view == geometry.whole and not any(pages[i].resume for i in index)
         self._tables: kernels.PageTables | None = None
         # the table
         self._table = 0
@@ -105,22 +107,21 @@ class Intake:
 
     # -- batches of ordinary pages -------------------------------------------------------------------------------
 
-    def ordinary(self, hashes: bytes) -> kernels.PageTables | None:
-        """What native code needs to take the pages at hand by itself; None: they need a look at each message. `hashes` are
-        those of the stream."""
-        if not (kernels.NATIVE and self._plain) or self._mark is not None or self.slabs is None or self._on_copied is not None:
+    def ordinary(self) -> kernels.PageTables | None:
+        """What native code needs to take the pages at hand by itself; None: they need a look at each message."""
+        if not (kernels.NATIVE and self.plain) or self._mark is not None or self.slabs is None or self._on_copied is not None:
             return None
-        return self._tables_of(hashes)
+        return self._tables_of()
 
-    def _tables_of(self, hashes: bytes) -> kernels.PageTables:
+    def _tables_of(self) -> kernels.PageTables:
         if self._tables is None:
-            self._tables = kernels.PageTables(self._expect, hashes, self._memory, self._index, self._threads)
+            self._tables = kernels.PageTables(self._expect, self.hashes, self._memory, self._index, self._threads)
         return self._tables
 
-    def batch(self, body: bytes, hashes: bytes) -> tuple[int, int]:
+    def batch(self, body: bytes) -> tuple[int, int]:
         """Takes the pages at the start of a batch that need no look at each message: where it stopped, and how many
         references it has done with. The rest is for `message`."""
-        tables = self.ordinary(hashes)
+        tables = self.ordinary()
         if tables is None or self.slabs is None:
             return 0, 0
         table, keep = self.slabs.table()
@@ -131,7 +132,7 @@ class Intake:
 
     def taken(self, last: int, body: bytes) -> None:
         """Takes over what native code says of pages up to number `last` of the stream: `body` is that of the frame with those
-        of them that are corrupt."""
+        of them that are corrupt, none where their header is given apart."""
         tables, first = self._tables, self._at + 1
         if tables is None:
             return
@@ -139,45 +140,38 @@ class Intake:
         for k, status in enumerate(tables.status[first : last + 1].tolist(), first):
             if status == kernels.FETCHED_OK:
                 self._pages[self._index[k]].result = _SERVED
-            elif status:
-                self._failed(self._pages[self._index[k]], status, body, int(tables.where[k]))
+            elif status == kernels.FETCHED_STALE:
+                self._pages[self._index[k]].stale, self._pages[self._index[k]].resume = True, []
+            elif status and body:
+                at, size = divmod(int(tables.where[k]), 1 << 32)
+                self._corrupt(self._pages[self._index[k]], body[at : at + size])
 
-    def _failed(self, wanted: Wanted, status: int, body: bytes, where: int) -> None:
-        if status == kernels.FETCHED_CORRUPT:
-            at = where >> 32
-            wanted.corrupt = [self._expect.read(body[at : at + (where & 0xFFFFFFFF)], wanted.key).id.encode()]
-            wanted.result = Page(False, Reason.CORRUPT)
-        else:
-            wanted.stale, wanted.resume = True, []
+    def _corrupt(self, wanted: Wanted, header: bytes) -> None:
+        wanted.corrupt = [self._expect.read(header, wanted.key).id.encode()]
+        wanted.result = Page(False, Reason.CORRUPT)
 
     @property
     def direct(self) -> bool:
         """Whether native code may receive what comes next: ordinary pages, none of which is at hand here."""
-        return kernels.NATIVE and self._plain and self._mark is None and self.slabs is None
+        return kernels.NATIVE and self.plain and self._mark is None and self.slabs is None
 
-    def receive(self, source: tuple[int, int, int, int, int, int, int], hashes: bytes, deadline: float) -> tuple[int, int, int, bytes, int, int]:
+    def receive(self, source: tuple[int, int, int, int, int, int, int], deadline: float) -> tuple[int, int, int, bytes, int, int]:
         """Takes ordinary pages off a socket (see kernels.receive): why it stopped, from where to where bytes were read ahead
         and not used, the entries that are left and how much data comes for them, for `message`, and an error."""
-        tables, before = self._tables_of(hashes), self._at
-        left, start, end, self._at, got, header, rest, data, error = kernels.receive(
-            self._expect, hashes, deadline, before, source, self._memory, tables.index, tables.status
-        )
-        for k, status in enumerate(tables.status[before + 1 : self._at + 1].tolist(), before + 1):
-            if status == kernels.FETCHED_OK:
-                self._pages[self._index[k]].result = _SERVED
+        left, start, end, last, got, header, rest, data, error = kernels.receive(self._tables_of(), deadline, self._at, source)
+        self.taken(last, b"")
         if header:
-            self._begun(self._index[self._at], header, got)
+            self._begun(self._index[last], header, got)
         return left, start, end, rest, data, error
 
     def _begun(self, page: int, header: bytes, got: int) -> None:
         """Takes over a page of which so many bytes came and are right, or, with 0, one that is corrupt."""
         wanted = self._pages[page]
-        extent = self._expect.read(header, wanted.key)
         if not got:
-            wanted.corrupt, wanted.result = [extent.id.encode()], Page(False, Reason.CORRUPT)
+            self._corrupt(wanted, header)
             return
         mark = self._mark = _Mark(page)
-        mark.extents.append(_Open(extent, self._geometry.cell_bytes))
+        mark.extents.append(_Open(self._expect.read(header, wanted.key), self._geometry.cell_bytes))
         mark.spans.append([0, 0, got])
         mark.bytes = got
 

@@ -1,7 +1,7 @@
 """Copies between an engine's memory and head-major payloads, with sums: one call for a batch.
 
     receive   frames on a socket -> engine order
-    send      payloads -> frames on a socket
+    publish   payloads -> sums, headers and frames on a socket
     pack      engine order -> head-major, xxh3-64 of each piece while it is hot
     unpack    received bytes -> engine order; writes nothing of a piece before its sum was found right
     verify    sums of bytes that are in place already
@@ -77,6 +77,8 @@ MAX_THREADS: Final = 64
 _LOW: Final = 4096  # no address below is one
 _TOP: Final = (1 << 64) - 1
 _WINDOW: Final = 4 << 20  # bytes that numpy verifies before it writes them
+_NO_AREA: Final = (0, 0, 0)
+_NO_TABLES: Final = (0, 0, 0, 0, 0, 0)
 
 
 def _load() -> tuple[ModuleType | None, str]:
@@ -171,10 +173,16 @@ class PageTables:
         self.index, self.where, self.status = room[0, :n].view(np.int64), room[1, :n], room[2].view(np.uint8)[:n]
         self.index[:] = index
         self.expect, self.hashes = expect, hashes
-        at, layout = room.ctypes.data, mem.layout.table()
+        at, layout = room.ctypes.data, mem.layout.raw
         step = room.nbytes // 3
-        self._owners = (room, layout, mem)
-        self._numbers = (*_raw(layout), *_raw(mem.addresses)), (at, 8 * n, at + 2 * step, n, at + step, 8 * n, threads)
+        self._owners = (room, mem)
+        self._numbers = (*layout, *_raw(mem.addresses)), (at, 8 * n, at + 2 * step, n, at + step, 8 * n, threads)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Layout, addresses, index and status as native code takes them."""
+        before, after = self._numbers
+        return (*before, *after[:4])
 
     def numbers(self, slabs: np.ndarray) -> tuple[int, ...]:
         """The tables as native code takes them; the caller keeps `slabs` alive."""
@@ -196,13 +204,11 @@ def fetched(body: bytes, start: int, pages: PageTables, after: int, slabs: np.nd
 
 
 def receive(
-    expect: Expectation, hashes: bytes, deadline: float, after: int, source: tuple[int, int, int, int, int, int, int], mem: PageMemory, index: np.ndarray,
-    status: np.ndarray,
-) -> tuple[int, int, int, int, int, bytes, bytes, int, int]:  # fmt: skip
+    pages: PageTables, deadline: float, after: int, source: tuple[int, int, int, int, int, int, int]
+) -> tuple[int, int, int, int, int, bytes, bytes, int, int]:
     """Takes ordinary pages off the frames of a Fetch that come on a TCP socket, until a monotonic time at most: pages of one
     extent that is all of the page, their bytes in the frames, in the order asked for, after page `after` of the stream.
-    `hashes`, `index` and `status` as for `fetched`. `source` is the descriptor, the address of the seconds of its receive
-    timer, address and size of what was read ahead, from where to where it was not used yet, and the number of the call.
+    `source` is the descriptor, the address of the seconds of its receive timer, address and size of what was read ahead, from where to where it was not used yet, and the number of the call.
 
     Each is received into its place and summed there, or through a buffer where the engine's order is another one. A page
     that is not FETCHED_OK has undefined bytes in its place. Returns
@@ -216,24 +222,71 @@ def receive(
 
     Only with native code."""
     assert _module is not None
-    table = mem.layout.table()
-    out: tuple[int, int, int, int, int, bytes, bytes, int, int] = _module.receive(
-        expect.ordinary, hashes, deadline, after, *source, *_raw(table), *_raw(mem.addresses), *_raw(index), *_raw(status)
-    )
+    out: tuple[int, int, int, int, int, bytes, bytes, int, int] = _module.receive(pages.expect.ordinary, pages.hashes, deadline, after, *source, *pages.places)
     return out
 
 
-def send(socket: tuple[int, int], deadline: float, heads: bytes, frames: np.ndarray, pages: np.ndarray, geo: Geometry, view: View) -> tuple[np.ndarray, int]:
-    """Sends frames on a TCP socket, until a monotonic time at most: each a head, and the bytes of the payloads of `view` that
-    lie at the addresses `pages`, uint64 [n], as they follow each other. `heads` are those of all frames; `frames`, uint64
-    [m, 3], says of each how many bytes of heads, from which byte of all the payloads on, and how many of them. `socket` is
-    its descriptor and the address of the seconds of its send timer. Returns the sums of the payloads, uint64 [n, pieces],
-    taken before their bytes were sent, and 0, an errno or OVERDUE. Only with native code."""
+class Whole(NamedTuple):
+    """Whole payloads of one view, on their way into a publication as the first grants of its pages, and their commit. Texts are
+    encoded fields of requests, or extent headers."""
+
+    begin: bytes  # the BeginPublishRequest, which is to be sent first; none: it was
+    granted: bytes  # what its answer says of one page that is granted whole
+    memory: PageMemory
+    pages: np.ndarray  # int64 [n]: of the memory
+    names: np.ndarray  # int64 [n]: of the pages in the Begin
+    addresses: np.ndarray | None  # uint64 [n]: where the payloads lie in head-major order; None: the memory has another one
+    geometry: Geometry
+    view: View
+    first: bytes  # what the first WritePagesRequest says besides its page and bytes
+    commit: bytes  # what the CommitPublishRequest says besides its pages
+    templates: bytes  # headers that those of the first `lead` pages are made like, and those of the others, where there are such
+    lead: int
+    hashes: bytes  # of the pages, joined
+    parents: bytes  # of those of them whose template has one, joined
+    sequence: int  # of the first page's extent
+    threads: int
+
+    @property
+    def commit_bytes(self) -> int:
+        """That the CommitPublishRequest has at most."""
+        return len(self.commit) + len(self.pages) * (len(self.templates) + 24)
+
+
+class Published(NamedTuple):
+    """How far `publish` came."""
+
+    error: int  # an errno or OVERDUE, in sending
+    stored: int  # whether all answers came, and all pages are stored as what was sent
+    start: int  # what was received and not used is room[start:end]
+    end: int
+    answers: tuple[bytes, ...]  # the first of BeginPublish, WritePages and CommitPublish, as far as they came and are no refusals
+    commit: bytes  # the CommitPublishRequest that was sent, where an answer is missing
+    state: int  # 0, or FETCH_CUT_OFF
+    descriptors: bytes  # received, ints
+
+
+def publish(
+    whole: Whole, addresses: np.ndarray, packs: bool, area: tuple[int, int] | None, chunk_bytes: int,
+    socket: tuple[int, int], call: int, deadline: float, room: tuple[int, int],
+) -> Published:  # fmt: skip
+    """Publishes over a connection, until a monotonic time at most: sends the requests of BeginPublish, if any, and WritePages,
+    which is number `call`, the pages, END and the request of CommitPublish, and receives the answers, through the room
+    (address, bytes), as far as they are no refusals.
+
+    The pages lie at `addresses`, uint64 [n], or are packed there first. With an area, its number and address, the frames name
+    them there; else they carry them. Sums are taken here, of what is sent. `socket` is the descriptor and the address of the
+    seconds of its receive and its send timer. Native code only."""
     assert _module is not None
-    at, table = np.ascontiguousarray(pages, dtype=np.uint64), np.ascontiguousarray(frames, dtype=np.uint64)
-    result = np.empty((len(at), geo.pieces(view).count(view.heads)), dtype=np.uint64)
-    error: int = _module.send(heads, deadline, *socket, *_raw(table), *_raw(at), view.heads, view.layers, geo.cell_bytes, *_raw(result))
-    return result, error
+    at, names, mem, index = np.ascontiguousarray(addresses, dtype=np.uint64), whole.names, whole.memory, whole.pages
+    packed = (*mem.layout.raw, *_raw(mem.addresses), *_raw(index)) if packs else _NO_TABLES
+    named = (1, *area) if area is not None else _NO_AREA
+    view = whole.view
+    return Published(*_module.publish(
+        whole.granted, whole.first, whole.commit, whole.templates, whole.hashes, whole.parents, whole.begin, deadline,
+        *socket, call, *room, whole.lead, whole.sequence, *_raw(at), *_raw(names), view.h1 - view.h0, view.l1 - view.l0,
+        whole.geometry.cell_bytes, chunk_bytes, whole.threads, *named, *packed,
+    ))  # fmt: skip
 
 
 class Fetched(NamedTuple):
@@ -250,15 +303,15 @@ class Fetched(NamedTuple):
     descriptors: bytes  # received, ints
 
 
-def fetch(request: bytes, pages: PageTables, slabs: np.ndarray, socket: int, call: int, deadline: float, room: int, size: int) -> Fetched:
+def fetch(request: bytes, pages: PageTables, slabs: np.ndarray, socket: int, call: int, deadline: float, room: tuple[int, int], releases: bool) -> Fetched:
     """Makes a Fetch over a connection of shared memory: sends the REQUEST frame, and takes ordinary pages as `fetched` does for as long
-    as frames of nothing else come, into `size` bytes at address `room`. It stops at the first thing that is another
+    as frames of nothing else come, into the room (address, bytes), and where it `releases`, lets go of what they refer to. It stops at the first thing that is another
     case, a page that is corrupt included, and when a receive or a send fails or `deadline`, of the monotonic clock, has passed: the caller goes on from there,
     and finds out what it is. Native code only."""
     assert _module is not None
     nanoseconds = max(0, int(deadline * 1e9))
     return Fetched(*_module.fetch(
-        request, pages.expect.ordinary, pages.hashes, -1, socket, call, nanoseconds, room, size, *pages.numbers(slabs)
+        request, pages.expect.ordinary, pages.hashes, -1, socket, call, nanoseconds, *room, *pages.numbers(slabs), releases
     ))  # fmt: skip
 
 

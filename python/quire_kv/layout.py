@@ -97,6 +97,11 @@ class Layout:
         return self._table
 
     @functools.cached_property
+    def raw(self) -> tuple[int, int]:
+        """Address and bytes of the table."""
+        return self._table.ctypes.data, self._table.nbytes
+
+    @functools.cached_property
     def _table(self) -> np.ndarray:
         head = [(self.heads, self.layers, len(self.rows), self.cell_bytes), (0, 0, 0, 0)]
         return np.array(head + [(r.row_bytes, r.head_stride, r.token_stride, r.tokens) for r in self.rows], dtype=np.int64)
@@ -148,7 +153,7 @@ class PageMemory:
     ValueError otherwise. Without, the caller vouches for the addresses. Immutable by convention.
     """
 
-    __slots__ = ("layout", "addresses", "owner", "_base")
+    __slots__ = ("layout", "owner", "_addresses", "_base")
 
     def __init__(self, layout: Layout, addresses: np.ndarray, owner: object, regions: np.ndarray | None = None) -> None:
         addresses = np.ascontiguousarray(addresses, dtype=np.uint64)
@@ -159,13 +164,22 @@ class PageMemory:
             low, high = span_of(addresses)
             if not 4096 <= low <= high < (1 << 64) - span:
                 raise ValueError("an address of the memory is none")
-        self.layout, self.addresses, self.owner = layout, addresses, owner
+        self.layout, self.owner = layout, owner
+        self._addresses: np.ndarray | None = addresses
         self._base: np.ndarray | None = None  # contiguous, where that is known from the start
         if regions is not None:
             self.check(regions)
 
     def __len__(self) -> int:
-        return int(self.addresses.shape[0])
+        return len(self._base if self._base is not None else self.addresses)
+
+    @property
+    def addresses(self) -> np.ndarray:
+        if self._addresses is None:
+            base, layout = self._base, self.layout
+            assert base is not None
+            self._addresses = base[:, None, None] + _flat_layout(layout.heads, layout.layers, layout.cell_bytes)[1]
+        return self._addresses
 
     def check(self, regions: np.ndarray) -> None:
         """ValueError, with the first page that leaves them, unless all of the memory lies in `regions`."""
@@ -235,8 +249,12 @@ class PageMemory:
     @staticmethod
     def flat_at(addresses: np.ndarray, geometry: Geometry, view: View, owner: object) -> PageMemory:
         """Pages that lie in head-major order at the given addresses, uint64 [pages]; the caller vouches for them."""
-        layout, layers = _flat_layout(view.heads, view.layers, geometry.cell_bytes)
-        base = np.asarray(addresses, dtype=np.uint64)
-        memory = PageMemory(layout, base[:, None, None] + layers, owner)
-        memory._base = np.ascontiguousarray(base)
+        layout, _ = _flat_layout(view.heads, view.layers, geometry.cell_bytes)
+        base = np.ascontiguousarray(addresses, dtype=np.uint64)
+        if len(base):
+            low, high = span_of(base)
+            if not 4096 <= low <= high < (1 << 64) - layout.page_bytes:
+                raise ValueError("an address of the memory is none")
+        memory = PageMemory.__new__(PageMemory)
+        memory.layout, memory.owner, memory._addresses, memory._base = layout, owner, None, base
         return memory

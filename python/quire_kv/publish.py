@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import kernels, proto
+from . import encode, kernels, proto
 from .deadline import Call
 from .errors import QuireError, Reason
-from .fetch import RETRIES, pause, set_view, transient
+from .fetch import RETRIES, pause, transient
 from .headers import HeaderMaker
 from .hint import Hint
 from .layout import Layout, PageMemory
@@ -37,6 +38,7 @@ MAX_BATCH_KEYS = 1024
 _GRANTED, _PRESENT, _COMMITTED = 2, 3, 4  # proto Outcome
 _LEASE_SLACK = 1.0  # seconds that a publication lease outlives its call
 _MAX_GRANTS = 256
+_MAX_DATED = 256  # templates of a session
 _STORED = Page(True, Reason.NONE)
 _MAX_VAIN_BYTES = 1 << 20  # that are packed and sent before it is known whether they are wanted
 _WORTH_A_SEND = 1 << 20  # bytes that take longer to sum than it takes to wake the server once more
@@ -69,15 +71,36 @@ class _Grant:
         self.headers: list[bytes] = [b""] * len(views)
 
 
+class _Said:
+    """What requests and answers say of every page of a view, encoded."""
+
+    def __init__(self, geometry: Geometry, view: View, expire: int, flops: float) -> None:
+        v = encode.number(1, view.h0) + encode.number(2, view.h1) + encode.number(3, view.l0) + encode.number(4, view.l1)
+        self.page = encode.field(4, v) if view != geometry.whole else b""
+        self.page += encode.number(5, geometry.payload_bytes(view)) + encode.number(6, expire) + (b"\x39" + struct.pack("<d", flops) if flops else b"")
+        self.follower = encode.field(3, self.page)  # a page that follows the one before it says nothing of its own
+        self.unlinked = encode.field(3, encode.number(2, 1) + self.page)
+        self.root = encode.field(3, encode.number(3, 1) + self.page)
+        self.granted = encode.field(3, encode.number(1, _GRANTED) + encode.field(5, v))  # in an answer to a Begin, whole
+        self.group = encode.field(2, geometry.group)
+
+    def of(self, parent: ParentOf) -> bytes:
+        """A page of a Begin with this parent."""
+        if isinstance(parent, bytes):
+            return encode.field(3, encode.field(1, parent) + self.page)
+        return self.root if parent is Parent.ROOT else self.unlinked
+
+
 class _Commit:
     """What is to become visible of one stream."""
 
-    __slots__ = ("answer", "asked", "failed", "request")
+    __slots__ = ("answer", "asked", "done", "failed", "request")
 
     def __init__(self) -> None:
+        self.done = False  # all of it is visible, and that was said
         self.asked: list[_Grant] = []
         self.failed: set[int] = set()  # pages whose write failed, whatever is said of their commit
-        self.request: Any = None  # None: nothing
+        self.request: Any = None  # encoded or not; None: nothing
         self.answer: Any = None  # None: it was not made yet, or is to be made again
 
 
@@ -108,9 +131,11 @@ class Publish:
         self._durability = {None: 0, "memory": 1, "disk": 2}[durability]
         self._expire, self._flops, self._writer_group, self._fence = expire_seconds, flops, writer_group, fence
         self._hint = hint
+        self._linked, self._unlinked = linked, False
         self._parents: list[ParentOf] = [parent if parent is not None else UNKNOWN_PARENT, *(keys[:-1] if linked else [UNKNOWN_PARENT] * (len(keys) - 1))]
         self._results: list[Page | None] = [None] * len(keys)
-        self._headers = HeaderMaker(self._like(), session._templates)
+        self._made: HeaderMaker | None = None
+        self._said = session._said.get(key := (geometry.group, view, expire_seconds, flops)) or session._say(key, _Said(geometry, view, expire_seconds, flops))
 
     def run(self, index: Sequence[int] | None = None) -> list[Page]:
         """Publishes all pages, or some again: one answer a page. QuireError when the call as a whole failed; its `pages`
@@ -129,6 +154,7 @@ class Publish:
 
     def unlink(self, index: Sequence[int]) -> None:
         """Has pages published again without the parents that are missing."""
+        self._unlinked = True
         for i in index:
             if i == 0 or i - 1 not in index:
                 self._parents[i] = UNKNOWN_PARENT
@@ -157,36 +183,45 @@ class Publish:
         left."""
         s = self._session
         request = self._begin_request(index)
-        guess = [_Grant(i, k, [self._view]) for k, i in enumerate(index)]
-        first = proto.WritePagesRequest()
-        first.namespace.CopyFrom(s._ref)
+        whole = self._whole(index, 0, request)
         commit = _Commit()
+        sent: list[Upload] = []
 
         def fill(upload: Upload) -> Any:
-            self._fill(upload, guess)
-            self._fenced(None, guess, commit)
+            if whole is not None and upload.publish(whole):
+                sent.append(upload)
+                return None
+            grants = self._guess(index)
+            self._fill(upload, grants)
+            self._fenced(None, grants, commit)
             return commit.request
 
-        answered: list[Any] = []
+        answered: list[bytes] = []
         try:
-            answers = s._client._route(self._call, lambda t: t.publish(request, first, chunk_bytes, fill, answered.append, self._call))
+            answers = s._client._route(self._call, lambda t: t.publish(request, s._ref_field(2), chunk_bytes, fill, answered.append, self._call))
         except BaseException:
             for answer in answered:  # it was begun: what is granted is free at once
-                if granted_pages := [k for k, p in enumerate(answer.pages[: len(index)]) if p.outcome == _GRANTED]:
-                    self._abort(answer.token, granted_pages)
+                begun = proto.parse(proto.BeginPublishResponse, answer)
+                if granted_pages := [k for k, p in enumerate(begun.pages[: len(index)]) if p.outcome == _GRANTED]:
+                    self._abort(begun.token, granted_pages)
             raise
         if answers is None:
             return index
-        begun, written, commit.answer = answers
-        granted = {g.wire_page: g for g in self._grants(begun, index, guess)}
+        answer, written, committed = answers
+        if sent and sent[-1].stored:
+            self._take(index, [_STORED] * len(index))
+            return []
+        begun = proto.parse(proto.BeginPublishResponse, answer)
+        granted = {g.wire_page: g for g in self._grants(begun, index, self._guess(index))}
         if not granted:
             return []
         rest = set(granted)
-        whole = [k for k, g in granted.items() if g.views == [self._view]]
+        whole_pages = [k for k, g in granted.items() if g.views == [self._view]]
         try:
-            if written is not None and commit.answer is not None:
-                pages, states = list(written.pages), list(commit.answer.pages)
-                for k in whole:
+            if written is not None and committed is not None:
+                pages = list(proto.parse(proto.WritePagesResponse, written).pages)
+                states = list(proto.parse(proto.CommitPublishResponse, committed).pages)
+                for k in whole_pages:
                     result = result_of(states[k], _COMMITTED) if k < len(states) else Page(False, Reason.UNKNOWN)
                     if result.ok or result.reason is Reason.LOST_RACE:
                         rest.discard(k)
@@ -197,6 +232,39 @@ class Publish:
             if rest:
                 self._abort(begun.token, sorted(rest))
         return [index[k] for k in sorted(rest) if self._results[index[k]] is None]
+
+    def _guess(self, index: list[int]) -> list[_Grant]:
+        return [_Grant(i, k, [self._view]) for k, i in enumerate(index)]
+
+    def _take(self, index: list[int], pages: list[Page]) -> None:
+        if _consecutive(index):
+            self._results[index[0] : index[-1] + 1] = pages
+            return
+        for i, page in zip(index, pages, strict=True):
+            self._results[i] = page
+
+    def _whole(self, index: list[int], name: int, begin: bytes, token: bytes = b"") -> kernels.Whole | None:
+        """What native code needs to send and commit these pages by itself, from page `name` of a Begin on, whose request is
+        given where it is to be sent with them, else its token as field 1; None: they need a look at each."""
+        first, n = index[0], len(index)
+        if not kernels.NATIVE or self._fence is not None or self._unlinked or not _consecutive(index):
+            return None
+        client, parent, keys = self._session._client, self._parents[first], self._keys[first : first + n]
+        durable = FLAG_DURABLE if self._durability == 2 else 0
+        parents = [*([parent] if isinstance(parent, bytes) else []), *(keys[:-1] if self._linked else [])]
+        kinds = [
+            (len(p), durable) if isinstance(p, bytes) else (0, durable | FLAG_PARENT_UNKNOWN if p is Parent.UNKNOWN else durable)
+            for p in self._parents[first : first + min(n, 2)]
+        ]
+        templates = [self._template(size, flags) for size, flags in dict.fromkeys(kinds)]
+        own = self._memory.contiguous()
+        pages = np.arange(first, first + n, dtype=np.int64)
+        ref = self._session._ref_field
+        return kernels.Whole(
+            begin, self._said.granted, self._memory, pages, pages - (first - name), own[first : first + n] if own is not None else None, self._geometry, self._view,
+            token + ref(2), token + ref(2), b"".join(templates), 1 if len(templates) > 1 else n, b"".join(keys), b"".join(parents),
+            client._next_sequences(n), client.options.copy_threads,
+        )  # fmt: skip
 
     # -- in turn -------------------------------------------------------------------------------------------------
 
@@ -216,40 +284,25 @@ class Publish:
 
     # -- begin ---------------------------------------------------------------------------------------------------
 
-    def _begin_request(self, index: list[int]) -> Any:
-        s, g = self._session, self._geometry
-        request = proto.BeginPublishRequest(durability=self._durability, session_id=s._session_id, writer_group=self._writer_group)
-        request.namespace.CopyFrom(s._ref)
+    def _begin_request(self, index: list[int]) -> bytes:
+        s, said = self._session, self._said
+        if _consecutive(index) and not self._unlinked:
+            pages = [said.of(self._parents[index[0]]), (said.follower if self._linked else said.unlinked) * (len(index) - 1)]
+            hashes = self._keys[index[0] : index[-1] + 1]
+        else:
+            pages = [
+                said.follower if k and index[k - 1] == i - 1 and isinstance(self._parents[i], bytes) else said.of(self._parents[i]) for k, i in enumerate(index)
+            ]
+            hashes = [self._keys[i] for i in index]
+        lease = min(self._call.left() + _LEASE_SLACK, s._client._limits(self._call).max_lease)
+        run = encode.field(2, encode.field(1, self._scope) + said.group + encode.field(3, b"".join(hashes)))
+        out = [s._ref_field(1), run, *pages, encode.seconds(4, lease), encode.number(5, self._durability), encode.field(6, s._session_id)]
+        out.append(encode.field(7, self._writer_group))
         if self._hint is not None:
-            self._hint.write(request.hint)
-        request.run.scope, request.run.group = self._scope, g.group
-        request.run.hashes = b"".join(self._keys[i] for i in index)
-        proto.set_seconds(request.lease, min(self._call.left() + _LEASE_SLACK, s._client._limits(self._call).max_lease))
-        payload = g.payload_bytes(self._view)
-        follower: Any = None  # a page that follows the one before it says nothing of its own
-        more = 0  # of them that are to come behind what is in the request
-        for k, i in enumerate(index):
-            if follower is not None and index[k - 1] == i - 1 and isinstance(self._parents[i], bytes):
-                more += 1
-                continue
-            if more:
-                request.pages.extend([follower] * more)
-                more = 0
-            page = request.pages.add(payload_bytes=payload, expire_seconds=self._expire, declared_flops=self._flops)
-            parent = self._parents[i]
-            if parent is Parent.ROOT:
-                page.root = True
-            elif parent is Parent.UNKNOWN:
-                page.parent_unknown = True
-            elif k == 0 or index[k - 1] != i - 1:  # within a run the server knows the page before
-                page.parent_hash = parent
-            else:
-                follower = page
-            if self._view != g.whole:
-                set_view(page.view, self._view)
-        if more:
-            request.pages.extend([follower] * more)
-        return request
+            hint = proto.BeginPublishRequest()
+            self._hint.write(hint.hint)
+            out.append(hint.SerializeToString())
+        return b"".join(out)
 
     def _grants(self, answer: Any, index: list[int], guess: list[_Grant] | None = None) -> list[_Grant]:
         """Takes over what is answered already; returns the pages that may be written, of `guess` where that was right."""
@@ -285,19 +338,31 @@ class Publish:
         commit = _Commit()
         if not writing:
             return commit
-        first = proto.WritePagesRequest()
-        first.token.CopyFrom(token)
-        first.namespace.CopyFrom(s._ref)
+        named = encode.field(1, token.SerializeToString())
+        whole = None
+        if all(g.views == [self._view] for g in writing):
+            whole = self._whole([g.page for g in writing], writing[0].wire_page, b"", named)
+        sent: list[Upload] = []
 
         def fill(upload: Upload) -> Any:
+            if whole is not None and upload.publish(whole):
+                commit.asked = writing
+                sent.append(upload)
+                return None
             self._fill(upload, writing)
             self._fenced(token, writing, commit)
             return commit.request
 
         def over(transport: Transport) -> Any:
-            return transport.write(first, chunk_bytes, fill, self._call)
+            return transport.write(named + s._ref_field(2), chunk_bytes, fill, self._call)
 
         answer, commit.answer = s._client._route(self._call, over)
+        if sent and sent[-1].stored:
+            self._take([g.page for g in writing], [_STORED] * len(writing))
+            commit.done = True
+            return commit
+        if sent:
+            commit.request = sent[-1].commit
         pages = list(answer.pages)
         for g in writing:
             if g.wire_page < len(pages) and (reason := Reason.of(pages[g.wire_page].reason)) is not Reason.NONE:
@@ -354,6 +419,22 @@ class Publish:
         for p, header in zip(group, made, strict=True):
             p.headers[number] = header
 
+    def _template(self, parent_bytes: int, flags: int) -> bytes:
+        """A header that native code makes others like: of this second, as all of them say when they were made."""
+        s, now = self._session, int(time.time())
+        key = self._said, self._scope, parent_bytes, flags
+        dated = s._dated.get(key)
+        if dated is None or dated[0] != now:
+            if len(s._dated) >= _MAX_DATED:
+                s._dated.clear()
+            dated = s._dated[key] = now, self._headers.template(self._view, parent_bytes, flags, s._client._writer, s.hash_bytes)
+        return dated[1]
+
+    @property
+    def _headers(self) -> HeaderMaker:
+        made = self._made = self._made or HeaderMaker(self._like(), self._session._templates)
+        return made
+
     def _like(self) -> Header:
         """What all headers of this publication have in common."""
         s, g = self._session, self._geometry
@@ -389,7 +470,10 @@ class Publish:
     def _commit(self, commit: _Commit, rest: set[int]) -> None:
         """Makes pages visible, unless the commit went with their bytes, and takes over the answers."""
         s, answer = self._session, commit.answer
-        if commit.request is None:
+        if commit.done:
+            rest.difference_update(g.wire_page for g in commit.asked)
+            return
+        if not commit.asked:
             return
         if answer is None:
             answer = repeated(self._call, lambda: s._client._route(self._call, lambda t: t.unary("CommitPublish", commit.request, self._call)))
@@ -421,6 +505,10 @@ class Publish:
                 return
         if self._call.expired() and self._call.cancelled is None:
             s._client._aborts.add(send)
+
+
+def _consecutive(index: list[int]) -> bool:
+    return index[-1] - index[0] == len(index) - 1
 
 
 def repeated(call: Call, f: Callable[[], Any]) -> Any:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from . import proto
+from . import encode, proto
 from .deadline import Call, again
 from .errors import Difference, QuireError, Reason
 from .fetch import MAX_BATCH_KEYS, Fetch, set_view
 from .hint import Hint
 from .layout import PageMemory
 from .lease import Lease
-from .page import GRADES, Geometry, Page, View
+from .page import GRADES, Expectation, Geometry, Page, View
 from .publish import UNKNOWN_PARENT, Fence, ParentOf, Publish, repeated
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Presence", "Session", "Sibling"]
 
+_MAX_SAID = 256
 _CLOSE_SECONDS = 0.8  # that the end of a session waits for its calls
 _ATTACH_PAUSE = 0.02  # seconds between attempts to attach, twice as long each time
 _ATTACH_LONGEST_PAUSE = 1.28
@@ -81,13 +82,19 @@ class Session:
         self.siblings = tuple(
             Sibling(bytes(x.id), int(x.epoch), tuple(Difference(d.path, d.a, d.b, getattr(d, "class")) for d in x.differences)) for x in siblings
         )
+        self._only: Geometry | None = None
         self.generation = 0
         self._templates: dict[tuple, bytes] = {}  # of headers.py
+        self._said: dict[tuple, Any] = {}  # of publish.py
+        self._expectations: dict[tuple[bytes, bytes], Expectation] = {}  # by scope and group
+        self._dated: dict[tuple, tuple[int, bytes]] = {}
         self._ref = proto.NamespaceRef(id=self.namespace, epoch=self.epoch, provenance=provenance)
+        self._ref_fields = [encode.field(number, self._ref.SerializeToString()) for number in range(3)]
         self._session_id = b""  # of the live attach stream
         self.boot = b""  # of the node's start that the session was opened on: what it held in memory alone went with that
         self._watcher: Callable[[bool], None] | None = None
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)  # by the last calls, while the session ends
         self._calls: set[Call] = set()
         self._ended: QuireError | None = None
         self._life = Call(_FOREVER)
@@ -96,9 +103,12 @@ class Session:
     @property
     def only(self) -> Geometry:
         """The geometry of the only group. QuireError UNSUPPORTED where there are several."""
+        if self._only is not None:
+            return self._only
         if len(self.geometries) != 1:
             raise QuireError(Reason.UNSUPPORTED, f"the namespace has {len(self.geometries)} groups: name one")
-        return next(iter(self.geometries.values()))
+        self._only = next(iter(self.geometries.values()))
+        return self._only
 
     # -- lookups and leases --------------------------------------------------------------------------------------
 
@@ -124,33 +134,33 @@ class Session:
         with self._enter(timeout) as call:
             if call is None:
                 return Presence([False] * n, 0, None)
-            present = np.zeros(n, dtype=bool)
+            present: list[bool] = []
             leading, granted = 0, None
             most = self._client._limits(call).max_keys
             for first in range(0, n, most):
                 part = keys[first : first + most]
-                request = proto.BatchExistsRequest()
-                request.namespace.CopyFrom(self._ref)
-                request.runs.add(scope=scope, group=geometry.group, hashes=b"".join(part))
-                if view is not None and view != geometry.whole:
-                    set_view(request.view, view)
+                request = self._ref_field(1) + encode.run(2, scope, geometry.group, b"".join(part))
                 if lease is not None and first == 0:
-                    proto.set_seconds(request.lease, lease)
-                    request.session_id = self._session_id
-                    if hint is not None:
-                        hint.write(request.hint)
+                    request += encode.seconds(4, lease) + encode.field(5, self._session_id)
+                if view is not None or hint is not None:
+                    more = proto.BatchExistsRequest()
+                    if view is not None and view != geometry.whole:
+                        set_view(more.view, view)
+                    if hint is not None and lease is not None and first == 0:
+                        hint.write(more.hint)
+                    request += more.SerializeToString()
                 asked = time.monotonic()
                 answer = self._repeated("BatchExists", request, call)
-                bits = np.unpackbits(np.frombuffer(answer.present, dtype=np.uint8), bitorder="little")[: len(part)]
-                present[first : first + len(bits)] = bits
+                bits = np.unpackbits(np.frombuffer(answer.present, dtype=np.uint8), count=len(part), bitorder="little")
+                present += bits.view(bool).tolist()
                 if leading == first and answer.leading:
                     leading += min(len(part), answer.leading[0])
                 if first == 0 and answer.lease.lease_id:
                     covered = min(len(part), answer.lease.covered[0]) if answer.lease.covered else 0
                     granted = Lease(self, bytes(answer.lease.lease_id), proto.seconds(answer.lease.ttl), covered, asked)
-            if not present[:leading].all():  # the server contradicts itself: believe the bits
-                leading = int(np.argmin(present[:leading]))
-            return Presence(present.tolist(), leading, granted)
+            if False in present[:leading]:  # the server contradicts itself: believe the bits
+                leading = present.index(False)
+            return Presence(present, leading, granted)
 
     def lease(self, lease_id: bytes, ttl: float, covered: int) -> Lease:
         """The lease that another process of this namespace took: to fetch under it. Counted from now."""
@@ -352,15 +362,35 @@ class Session:
             for c in calls:
                 c.cancel(why)
             self._life.cancel(why)
-        with self._lock:
+        with self._left:
             while self._calls:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                self._lock.wait(left)
+                self._left.wait(left)
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join(max(0.0, deadline - time.monotonic()))
         self._client._forget_session(self)
+
+    def _ref_field(self, number: int) -> bytes:
+        """The reference to the namespace, encoded as field 1 or 2 of a request."""
+        return self._ref_fields[number]
+
+    def _expect(self, scope: bytes, geometry: Geometry) -> Expectation:
+        key = scope, geometry.group
+        expect = self._expectations.get(key)
+        if expect is None:
+            if len(self._expectations) >= _MAX_SAID:
+                self._expectations.clear()
+            expect = self._expectations[key] = Expectation(self.namespace, self.epoch, scope, geometry)
+        return expect
+
+    def _say(self, key: tuple, said: Any) -> Any:
+        """Keeps what publications say, by what it depends on."""
+        if len(self._said) >= _MAX_SAID:
+            self._said.clear()
+        self._said[key] = said
+        return said
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -483,7 +513,8 @@ class Session:
     def _forked(self) -> None:
         """In a forked child: the session is the parent's."""
         why = QuireError(Reason.ABORTED, "the session was opened before a fork: open it again")
-        self._lock, self._calls, self._ended, self._reader = threading.Condition(), set(), why, None
+        self._lock, self._calls, self._ended, self._reader = threading.Lock(), set(), why, None
+        self._left = threading.Condition(self._lock)
         self._life = Call(_FOREVER)
         self._life.cancel(why)
 
@@ -509,7 +540,8 @@ class _Entered:
         s = self._session
         with s._lock:
             s._calls.discard(self._call)
-            s._lock.notify_all()
+            if s._ended is not None:
+                s._left.notify_all()
 
 
 def _geometry(g: Any, hash_bytes: int) -> Geometry:

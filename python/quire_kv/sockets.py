@@ -64,10 +64,10 @@ class Stream:
             self._armed[send] = left
 
     @property
-    def native(self) -> tuple[int, int, int] | None:
-        """Descriptor, and the addresses of the seconds of the receive and the send timer, for native code that waits itself.
-        None: it does not here."""
-        return None if self._tls or self._unix else (self._sock.fileno(), self._timers, self._timers + self._armed.itemsize)
+    def native(self) -> tuple[int, int] | None:
+        """Descriptor, and address of the seconds of the receive and the send timer, for native code that waits itself. None
+        over TLS."""
+        return None if self._tls else (self._sock.fileno(), self._timers)
 
     def failed(self, error: int, call: Call) -> NoReturn:
         """Raises what an error of native code means: an errno, ENDED or OVERDUE of kernels."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from .deadline import Call
 from .intake import Intake
+from .kernels import Whole
 from .page import Geometry, View
 
 __all__ = ["MAX_SEND_BYTES", "Transport", "Upload"]
@@ -23,6 +24,9 @@ class Upload(ABC):
 
     stage(n) ──> pack into the addresses ──> send each ──> stage(n) ... ──> flush
     """
+
+    stored = False  # whether `publish` stored all of its pages as they were sent, and that was said already
+    commit = b""  # the CommitPublishRequest that `publish` sent, encoded, where its answer did not come with it
 
     @abstractmethod
     def stage(self, payload: int, count: int) -> np.ndarray:
@@ -48,6 +52,11 @@ class Upload(ABC):
         [pages, pieces]. Afterwards they may change. None, and nothing is sent: not on this stream."""
         return None
 
+    def publish(self, whole: Whole) -> bool:
+        """Sends whole payloads and their commit, which is then not to be sent again. Afterwards they may change. False, and
+        nothing is sent: not on this stream, or not these. It takes the place of everything else of the stream."""
+        return False
+
     @abstractmethod
     def flush(self) -> None:
         """Has everything on its way: the server works while more is made."""
@@ -60,24 +69,24 @@ class Transport(ABC):
 
     @abstractmethod
     def unary(self, method: str, request: Any, call: Call) -> Any:
-        """One call of PageService, by name: its response."""
+        """One call of PageService, by name, of a request, encoded or not: its response."""
 
     @abstractmethod
     def fetch(self, request: Any, intake: Intake, call: Call) -> None:
         """One Fetch into an intake. When it returns or raises, the intake has ended and nothing is written any more."""
 
     @abstractmethod
-    def write(self, first: Any, chunk_bytes: int, fill: Callable[[Upload], Any], call: Call) -> tuple[Any, Any]:
-        """One WritePages whose first message is `first` (token and namespace): `fill` is called with the stream, and
-        answers the CommitPublish of what it sent, or None. Chunks have chunk_bytes at most. Afterwards nothing reads what
-        was staged. Returns the response, and that of the commit where it went along; None: it is to be made."""
+    def write(self, first: bytes, chunk_bytes: int, fill: Callable[[Upload], Any], call: Call) -> tuple[Any, Any]:
+        """One WritePages whose first message is `first` (token and namespace), encoded: `fill` is called with the stream, and
+        answers the CommitPublish of what it sent, or None where there is none or it was sent. Chunks have chunk_bytes at most. Afterwards nothing reads what
+        was staged. Returns the response, and that of the commit where it went along; None: it is to be made, unless the upload is `stored`."""
 
     def publish(
-        self, begin: Any, first: Any, chunk_bytes: int, fill: Callable[[Upload], Any], began: Callable[[Any], None], call: Call
-    ) -> tuple[Any, Any, Any] | None:
+        self, begin: bytes, first: bytes, chunk_bytes: int, fill: Callable[[Upload], Any], began: Callable[[bytes], None], call: Call
+    ) -> tuple[bytes, bytes | None, bytes | None] | None:
         """BeginPublish, and without waiting for its answer a `write` of what it is going to grant: `first` and the commit
         have no token. `began` is called with the answer to the Begin when it is there, also where the call fails later.
-        Returns three answers: None in place of that to a write or a commit that was refused. QuireError
+        Returns three answers, encoded, if the upload is not `stored`: None in place of that to a write or a commit that was refused. QuireError
         when the Begin was refused, or the connection broke. None, and nothing was sent, where the transport cannot."""
         return None
 

@@ -10,7 +10,7 @@ from doubles.faults import Fault
 from test_client import GUARD_SECONDS, flat, good, keys_of
 from waiting import wait_for
 
-from quire_kv import aborts, proto
+from quire_kv import aborts, publish
 from quire_kv.aborts import Aborts
 from quire_kv.client import ROOT_PARENT, Client, Options, QuireError, Reason
 from quire_kv.deadline import Call
@@ -26,11 +26,11 @@ def ended() -> bool:
 
 
 @pytest.mark.parametrize("way", ["grpc", "data", "shm"])
-def test_case_c48_what_ran_out_of_time_may_be_published_at_once(chaos, spec_text, way):
-    """The lease of the publication is a minute: nobody waits for that."""
+def test_case_c48_what_ran_out_of_time_may_be_published_at_once(chaos, spec_text, way, monkeypatch):
+    """The lease of the publication is a minute: nobody waits for that, what frees its places is the abort."""
+    monkeypatch.setattr(publish, "_LEASE_SLACK", 60.0)
     with Client(Options(chaos.address, transport=way, call_timeout=GUARD_SECONDS)) as client:
         session = client.open(spec_text())
-        long_leases(session)
         keys = keys_of(3)
         _, memory = flat(session, 3, seed=1)
         chaos.fault = Fault("hang", frozenset({"WritePages"}))
@@ -43,29 +43,6 @@ def test_case_c48_what_ran_out_of_time_may_be_published_at_once(chaos, spec_text
         chaos.fault = None
         assert good(session.publish(keys, memory, parent=ROOT_PARENT))
         assert session.exists(keys).leading == 3
-
-
-def long_leases(session) -> None:
-    """Has publications ask for a minute, so that what frees their places is the abort and not the lease."""
-    client, route = session._client, session._client._route
-
-    class Asking:
-        def __init__(self, transport):
-            self._transport = transport
-
-        def __getattr__(self, name):
-            return getattr(self._transport, name)
-
-        def unary(self, method, request, call):
-            if method == "BeginPublish":
-                proto.set_seconds(request.lease, 60.0)
-            return self._transport.unary(method, request, call)
-
-        def publish(self, begin, *rest):
-            proto.set_seconds(begin.lease, 60.0)
-            return self._transport.publish(begin, *rest)
-
-    client._route = lambda call, use: route(call, lambda transport: use(Asking(transport)))
 
 
 def test_a_store_that_hangs_holds_nobody_up(chaos, spec_text):

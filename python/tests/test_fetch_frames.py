@@ -13,7 +13,7 @@ import pytest
 from test_fetched import PAGES, SLOT, Batch
 from test_shm import memfd, words
 
-from quire_kv import kernels, proto, shm, wire
+from quire_kv import frame_transport, kernels, proto, shm, wire
 from quire_kv.deadline import Call
 from quire_kv.errors import QuireError, Reason
 from quire_kv.frame_transport import FrameTransport
@@ -44,7 +44,7 @@ class Outcome:
         self.pages = [Wanted(k) for k in batch.keys]
         intake = Intake(self.pages, list(range(PAGES)), memory, batch.geometry, batch.view, batch.expect, threads=1)
         if not native:
-            intake._plain = False
+            intake.plain = False
         request = proto.FetchRequest()
         request.run.hashes = b"".join(batch.keys)
         self.error: QuireError | Refused | None = None
@@ -65,6 +65,8 @@ class Outcome:
         except (QuireError, Refused) as e:
             self.error = e
         self.clean = self.connection.clean
+        self.held = self.connection.request("GetCapabilities", b"", None)[: -wire.HEADER_BYTES]  # what goes along with the next request
+        assert self.connection.request("GetCapabilities", b"", None)[4] == wire.REQUEST, "once"
         self.connection.close()
         server.join()
         self.sent = b""
@@ -79,17 +81,19 @@ class Outcome:
 
     def release(self) -> int:
         """References that were released; 0: none."""
-        last = self.sent[-wire.HEADER_BYTES :]
+        last = self.held or self.sent[-wire.HEADER_BYTES :]
         return wire.decode_frame(last).extra if last[4] == wire.RELEASE else 0
 
 
-def test_all_of_it_in_one_call():
+@pytest.mark.parametrize("most_held", [0, 1 << 20], ids=["at-once", "with-the-next-request"])
+def test_all_of_it_in_one_call(most_held, monkeypatch):
+    monkeypatch.setattr(frame_transport, "_LITTLE_TO_HOLD", most_held)
     batch = Batch(3, 2, 4096, 1 << 13)
     cut = batch.starts[2]
     answer = [frame(bytes(batch.body[:cut])), frame(bytes(batch.body[cut:])), status()]
     out = Outcome(batch, answer, native=True)
     assert out.error is None and out.clean and all(p.result.ok and batch.right(out.target, k) for k, p in enumerate(out.pages))
-    assert out.release() == len(wire.entries(bytes(batch.body), 0))
+    assert out.release() == len(wire.entries(bytes(batch.body), 0)) and bool(out.held) == bool(most_held)
     assert out.sent == Outcome(batch, answer, native=False).sent
 
 

@@ -78,7 +78,7 @@ class Batch:
         intake = Intake(pages, list(range(PAGES)), memory, self.geometry, self.view, self.expect, threads=1)
         intake.slabs = self.slabs
         try:
-            stop = intake.batch(body, b"".join(self.keys))[0] if native else 0
+            stop = intake.batch(body)[0] if native else 0
             for e in wire.entries(body[stop:], 0) if stop < len(body) else []:
                 intake.message(proto.parse(proto.FetchResponse, e.head), e.bytes, 0, e.reference)
             intake.flush()

@@ -1,5 +1,5 @@
 """Pages that native code takes off a socket by itself: equal to what the general reader makes of the same bytes, whatever
-comes, and within the deadline. And pages that it sends: the bytes and the sums that the general writer makes."""
+comes, and within the deadline."""
 
 from __future__ import annotations
 
@@ -271,67 +271,15 @@ def test_a_server_that_falls_silent():
         assert end == "signal" or pages[0].result.ok and answer.right(target, 0)
 
 
-@pytest.mark.parametrize(("heads", "layers", "cell"), SHAPES)
-def test_pages_are_sent_and_summed(heads, layers, cell):
-    """Frames of any cut: the bytes as they follow each other, and the sums of each page."""
-    answer = Answer(heads, layers, cell, 1 << 20)
-    g, size = answer.geometry, answer.geometry.page_bytes
-    at = np.array([p.ctypes.data for p in answer.payloads], dtype=np.uint64)
-    for most in (size, 3 * size // 2, 4096, PAGES * size):
-        cuts = list(range(0, PAGES * size, most))
-        heads_of = [b"head %d;" % c for c in cuts]
-        table = np.array([(len(h), c, min(most, PAGES * size - c)) for h, c in zip(heads_of, cuts, strict=True)], dtype=np.uint64)
-        want = b"".join(h + answer.payloads.tobytes()[c : c + most] for h, c in zip(heads_of, cuts, strict=True))
-        with connected() as (connection, peer):
-            got = bytearray()
-
-            def read(got=got, peer=peer, want=want) -> None:
-                while len(got) < len(want) and (some := peer.recv(1 << 16)):
-                    got += some
-
-            reader = threading.Thread(target=read)
-            reader.start()
-            fd, _, timer = connection.stream.native
-            sums, error = kernels.send((fd, timer), time.monotonic() + GUARD_SECONDS, b"".join(heads_of), table, at, g, g.whole)
-            reader.join()
-        assert error == 0 and bytes(got) == want
-        assert np.array_equal(sums, kernels.sums_of(at, g, g.whole))
-
-
-def test_a_server_that_takes_nothing():
-    answer = Answer(8, 16, 1 << 14, 1 << 20)
-    g, size = answer.geometry, answer.geometry.page_bytes
-    at = np.array([answer.payloads[0].ctypes.data] * 64, dtype=np.uint64)
-    table = np.array([(1, k * size, size) for k in range(64)], dtype=np.uint64)
-    with connected() as (connection, _peer):
-        fd, _, timer = connection.stream.native
-        began = time.monotonic()
-        _, error = kernels.send((fd, timer), began + 0.3, b"h" * 64, table, at, g, g.whole)
-        assert error == kernels.OVERDUE and 0.3 <= time.monotonic() - began < GUARD_SECONDS / 2
-
-
 def test_wrong_tables_are_refused():
     answer = Answer(2, 2, 4096, 1 << 20)
-    g, size = answer.geometry, answer.geometry.page_bytes
-    at = np.array([answer.payloads[0].ctypes.data], dtype=np.uint64)
     with connected() as (connection, _peer):
-        fd, receive_timer, timer = connection.stream.native
-        for wrong in ([(0, 0, size)], [(2, 0, size)], [(1, 1, size)], [(1, 0, size + 1)], [(1, 0, size - 1)], [(1, 0, 0)], []):
-            with pytest.raises(ValueError, match="frames"):
-                kernels.send((fd, timer), time.monotonic() + 1, b"h", np.array(wrong, dtype=np.uint64).reshape(-1, 3), at, g, g.whole)
-        with pytest.raises(ValueError, match="address"):
-            kernels.send((fd, timer), time.monotonic() + 1, b"h", np.array([(1, 0, size)]), np.array([7], dtype=np.uint64), g, g.whole)
+        fd, timers = connection.stream.native
         _, memory = answer.memory(False)
         room = connection._room
-        good = dict(hashes=b"".join(answer.keys), index=np.arange(PAGES, dtype=np.int64), status=np.zeros(PAGES, dtype=np.uint8), span=(0, 0))
-        for wrong in (
-            dict(hashes=b"x"),
-            dict(index=np.arange(1, PAGES + 1)),
-            dict(status=np.zeros(1, dtype=np.uint8)),
-            dict(span=(9, 3)),
-            dict(span=(0, 1 << 30)),
-        ):
+        good = dict(hashes=b"".join(answer.keys), index=np.arange(PAGES), span=(0, 0))
+        for wrong in (dict(hashes=b"x"), dict(index=np.arange(1, PAGES + 1)), dict(span=(9, 3)), dict(span=(0, 1 << 30))):
             a = good | wrong
-            source = (fd, receive_timer, room.address, room.bytes, *a["span"], 1)
+            tables = kernels.PageTables(answer.expect, a["hashes"], memory, a["index"], 1)
             with pytest.raises(ValueError):
-                kernels.receive(answer.expect, a["hashes"], time.monotonic() + 1, -1, source, memory, a["index"], a["status"])
+                kernels.receive(tables, time.monotonic() + 1, -1, (fd, timers, room.address, room.bytes, *a["span"], 1))

@@ -264,8 +264,9 @@ def test_publish_out_of_staging(world, monkeypatch):
             target, into = flat(session, len(part))
             assert good(session.fetch(keys, into)) and np.array_equal(target, source)
         assert [(a.area, a._stagings) for a in areas_of(client)] == [(None, {staging.serial: 0})]
-        honest = kernels.sums_of
-        monkeypatch.setattr(kernels, "sums_of", lambda *a, **k: honest(*a, **k) ^ np.uint64(1))
+        sums_of, publish = kernels.sums_of, kernels.publish
+        monkeypatch.setattr(kernels, "sums_of", lambda *a, **k: sums_of(*a, **k) ^ np.uint64(1))
+        monkeypatch.setattr(kernels, "publish", lambda w, at, packs, area, *rest: publish(w, at, packs, (area[0], area[1] - 64), *rest))
         keys = keys_of(4)
         memory = PageMemory.flat(list(rows), session.only, session.only.whole)
         assert [p.reason for p in session.publish(keys, memory)] == [Reason.CORRUPT] * 4, "what changed while it was read"
