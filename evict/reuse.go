@@ -20,8 +20,9 @@ import "math/bits"
 //
 // Of ages and classes that have seen little, as many lives are added as the constants below say, each with the hazard
 // that is believed beforehand. A class is believed to have all classes' hazard, times a factor of its own (proportional
-// hazards: Cox, JRSS B 1972); the factor, to grow with the uses; and all classes together, the same hazard in each
-// bin, which is one that falls with 1/age: with nothing learned, the order is that of uses / age.
+// hazards: Cox, JRSS B 1972); the factor, to grow with the uses; and all classes together, in each bin the hazard of the
+// one before. Bins double, so that is one that falls with 1/age: with nothing learned the order is that of uses / age, and
+// ages that nothing has reached yet go on as those below them do.
 const (
 	countClasses = 7 // uses: 1, 2, 3-4, 5-8, 9-16, 17-32, more
 	turnClasses  = 3
@@ -31,8 +32,8 @@ const (
 	binsPerOctave  = 2
 	ageBins        = 48 // up to 2^24 ticks: three days. Older is the last bin
 
-	priorHazard = 0.01 // of all classes, in each bin
-	globalPrior = 20   // lives with it in each bin
+	priorHazard = 0.01 // of all classes, in the first bin
+	globalPrior = 20   // lives in each bin, with the hazard of the one before
 	factorPrior = 20   // expected hits, with the factor believed
 	classPrior  = 20   // lives in each bin, with all classes' hazard times the factor
 
@@ -71,15 +72,25 @@ type reuse struct {
 	hits     [classes][ageBins]float32
 	censored [classes][ageBins]float32
 	index    [classes][ageBins]float32 // hits per second
+	expected [classes][ageBins]float32 // hits until a bin's middle
+	families families
 }
 
 // ages counts lives by class and age.
 type ages [classes][ageBins]float32
 
-func (r *reuse) hit(class uint8, ticks uint32) { r.hits[class][ageBin(ticks)]++ }
+func (r *reuse) hit(class uint8, family uint16, ticks uint32) {
+	b := ageBin(ticks)
+	r.hits[class][b]++
+	r.families.used(family, r.expected[class][b])
+}
 
 // censor counts a life that is watched no more.
-func (r *reuse) censor(class uint8, ticks uint32) { r.censored[class][ageBin(ticks)]++ }
+func (r *reuse) censor(class uint8, family uint16, ticks uint32) {
+	b := ageBin(ticks)
+	r.censored[class][b]++
+	r.families.expected[family] += r.expected[class][b]
+}
 
 // learn computes the index from all counts and the lives under way, and lets old counts fade.
 func (r *reuse) learn(underWay *ages) {
@@ -95,8 +106,10 @@ func (r *reuse) learn(underWay *ages) {
 			allRisk[b] += risk[c][b]
 		}
 	}
+	believed := float32(priorHazard)
 	for b := range base {
-		base[b] = (allHits[b] + priorHazard*globalPrior) / (allRisk[b] + globalPrior)
+		base[b] = (allHits[b] + believed*globalPrior) / (allRisk[b] + globalPrior)
+		believed = base[b]
 	}
 	for c := range risk {
 		hits, expected := factorPrior*factorBelieved[c/turnClasses], float32(factorPrior)
@@ -110,6 +123,11 @@ func (r *reuse) learn(underWay *ages) {
 			hazard[b] = min((r.hits[c][b]+classPrior*factor*base[b])/(risk[c][b]+classPrior), 1)
 		}
 		indexOf(&hazard, &r.index[c])
+		sum := float32(0)
+		for b := range hazard {
+			r.expected[c][b] = sum + hazard[b]/2
+			sum += hazard[b]
+		}
 	}
 	for c := range r.hits {
 		for b := range r.hits[c] {
@@ -134,7 +152,7 @@ func indexOf(hazard, index *[ageBins]float32) {
 	}
 }
 
-// rate is the index at an age, between the bins.
+// rate is the index at an age, between the bins, but for the family's factor.
 func (r *reuse) rate(class uint8, ticks uint32) float32 {
 	b := ageBin(ticks)
 	at := r.index[class][b]

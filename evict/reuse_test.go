@@ -91,9 +91,9 @@ func TestRatesAreLearned(t *testing.T) {
 			for range 500 {
 				age := rnd.ExpFloat64() * x.mean
 				if watched := 3 * x.mean; age < watched {
-					r.hit(x.class, ticksOf(age))
+					r.hit(x.class, 0, ticksOf(age))
 				} else {
-					r.censor(x.class, ticksOf(watched))
+					r.censor(x.class, 0, ticksOf(watched))
 				}
 			}
 		}
@@ -115,9 +115,9 @@ func TestAPageThatWaitsIsWorthMoreThanOneThatIsOver(t *testing.T) {
 	r, c := &reuse{}, classOf(1, 0)
 	for i := range 20000 {
 		if i%2 == 0 {
-			r.hit(c, ticksOf(90+float64(i%20)))
+			r.hit(c, 0, ticksOf(90+float64(i%20)))
 		} else {
-			r.censor(c, ticksOf(1000))
+			r.censor(c, 0, ticksOf(1000))
 		}
 	}
 	r.learn(&ages{})

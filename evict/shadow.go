@@ -13,7 +13,7 @@ const (
 	modeLRU    mode = iota // all pages cost the same, the rate is 1/age
 	modeHalf               // gamma ½: learned rate x root of the value
 	modeValue              // gamma 1: learned rate x value
-	modeStrict             // as modeValue, and a run worth less than the next victim is not taken in
+	modeStrict             // as modeValue, and a run worth less than the next victim is not taken in: used to begin with
 	modes
 )
 
@@ -21,7 +21,7 @@ var modeNames = [modes]string{"lru", "half", "value", "strict"}
 
 func (m mode) String() string { return modeNames[m] }
 
-// The value alone is used unless another mode is significantly better: what it saved more, in the stretches between two
+// The strict mode is used unless another one is significantly better: what it saved more, in the stretches between two
 // learnings, is more than so many standard deviations of that sum. A mode in use stays until its lead is within one.
 // What modes save differs less on most traffic than it swings, and a choice that follows the swings is worse than either.
 const (
@@ -31,14 +31,14 @@ const (
 )
 
 // score of a page in a mode, in FLOPs per second and unit.
-func (s *sample) score(m mode, now, used uint32, class uint8, value float32) float64 {
+func (s *sample) score(m mode, now, used uint32, class uint8, family uint16, value float32) float64 {
 	switch m {
 	case modeLRU:
 		return float64(s.typical()) * ticksPerSecond / float64(now-used+1)
 	case modeHalf:
 		value = float32(math.Sqrt(float64(value * s.typical())))
 	}
-	return float64(s.reuse.rate(class, now-used)) * float64(value)
+	return float64(s.reuse.rate(class, now-used)*s.reuse.families.factor[family]) * float64(value)
 }
 
 // shadows are small caches of the sampled pages, one for each mode, that play through what the cache would do in that
@@ -57,7 +57,7 @@ type shadow struct {
 	n      uint32  // leaves
 	units  float64 // held
 	saved  float64 // FLOPs, since the last choice
-	lead   float64 // FLOPs saved more than by value alone, fading
+	lead   float64 // FLOPs saved more than in the strict mode, fading
 	spread float64 // the variance of that sum
 }
 
@@ -155,7 +155,7 @@ func (h *shadows) request(s *sample, m mode) {
 		worth = 0
 		for _, slot := range rest {
 			p := s.pages.At(slot)
-			worth = max(worth, s.score(m, now, now, p.class, p.value))
+			worth = max(worth, s.score(m, now, now, p.class, p.family, p.value))
 		}
 	}
 	for _, slot := range rest {
@@ -195,7 +195,7 @@ func (h *shadows) victim(s *sample, m mode, now uint32) (slot uint32, score floa
 		if p.run == h.runs {
 			continue
 		}
-		if x := s.score(m, now, p.used, p.class, p.value); x < score {
+		if x := s.score(m, now, p.used, p.class, p.family, p.value); x < score {
 			slot, score = l, x
 		}
 	}
@@ -244,8 +244,8 @@ func (c *shadow) unleaf(s *sample, m mode, p *sampled) {
 
 // choose is the mode to be used, after another stretch.
 func (h *shadows) choose(now mode) mode {
-	best, most := modeValue, 0.0
-	base := h.caches[modeValue].saved
+	best, most := modeStrict, 0.0
+	base := h.caches[modeStrict].saved
 	for m := range modes {
 		c := &h.caches[m]
 		d := c.saved - base

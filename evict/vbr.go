@@ -33,6 +33,7 @@ type VBR struct {
 	moves   uint64 // changes so far: victims are drawn by it
 	known   int
 	top     Ref
+	offered vbrPage // the last that was
 }
 
 var _ Policy = (*VBR)(nil)
@@ -49,11 +50,11 @@ type vbrPage struct {
 	at       [vbrTiers]uint32 // place among the leaves, from 1; 0: not there
 	uses     uint8
 	turn     uint8
-	class    uint8
 	flags    uint8
 	share    Share
 	category Category
 	next     Next
+	family   uint16
 }
 
 const (
@@ -141,6 +142,7 @@ func (v *VBR) Insert(now float64, r Ref, a Attrs) {
 	v.ghosts.grow(v.known)
 	p.tag, p.flags, p.tenant = mix(a.KeyTag), vbrKnown|vbrFresh, a.Tenant
 	p.uses, p.turn = v.recall(p.tag, a.Parent, true)
+	p.family = v.family(p.tag, a.Parent)
 	if a.Parent != 0 {
 		parent := v.pages.At(uint32(a.Parent))
 		parent.flags |= vbrParent
@@ -173,10 +175,12 @@ func (v *VBR) Pass(now float64, run []Attrs) {
 		a := &run[i]
 		p := vbrPage{tag: mix(a.KeyTag), value: valueOf(*a), units: unitsOf(a.Bytes)}
 		p.uses, p.turn = v.recall(p.tag, a.Parent, true)
+		p.family = v.family(p.tag, a.Parent)
 		switch {
 		case a.Parent != 0:
 			p.above = v.near(v.pages.At(uint32(a.Parent)))
 		case i > 0:
+			p.family = before.family
 			if p.above = v.near(&before); p.uses == 0 {
 				p.turn = before.turn
 			}
@@ -190,7 +194,7 @@ func (v *VBR) Pass(now float64, run []Attrs) {
 // use counts one of p; hit: it was there.
 func (v *VBR) use(tick uint32, p *vbrPage, hit bool) {
 	p.uses += uint8(min(1, math.MaxUint8-int(p.uses)))
-	p.used, p.class = tick, classOf(p.uses, p.turn)
+	p.used = tick
 	if v.sample.takes(p.tag) {
 		v.sample.use(tick, p, hit)
 	}
@@ -215,6 +219,7 @@ func (v *VBR) recall(tag uint64, parent Ref, take bool) (uses, turn uint8) {
 	}
 	if parent != 0 {
 		switch p := v.pages.At(uint32(parent)); {
+		case p.flags&vbrKnown == 0: // on its way, as in a run that is being offered
 		case p.flags&vbrFresh != 0:
 			return 0, p.turn
 		case p.flags&vbrParent == 0:
@@ -222,6 +227,14 @@ func (v *VBR) recall(tag uint64, parent Ref, take bool) (uses, turn uint8) {
 		}
 	}
 	return 0, 0
+}
+
+// family of a page that comes: its parent's, or that of its own as a root.
+func (v *VBR) family(tag uint64, parent Ref) uint16 {
+	if parent != 0 {
+		return v.pages.At(uint32(parent)).family
+	}
+	return familyOf(tag)
 }
 
 // Remove forgets a page; one that was evicted leaves a ghost.
@@ -377,7 +390,7 @@ func (d *drawing) draw(n uint32) {
 		some := d.from.next(min(n, stretch))
 		for i := range some {
 			l := &some[i]
-			x := candidate{d.v.score(d.tick, d.tier, l.used, l.class(), l.value), l.ref(), l.whose}
+			x := candidate{d.v.score(d.tick, d.tier, l.used, l.class(), l.family(), l.value), l.ref(), l.whose}
 			if d.n < drawn {
 				d.some[d.n] = x
 				d.n++
@@ -409,11 +422,11 @@ func (d *drawing) next(taken []Victim) (Victim, bool) {
 			d.drop(low)
 			continue
 		}
-		level, tenant := d.some[low].score, d.some[low].whose>>1
+		level, tenant := d.some[low].score, d.some[low].whose>>leafTenantShift
 		best, least := low, math.Inf(1)
 		for i := range d.some[:d.n] {
 			x := &d.some[i]
-			if x.whose>>1 != tenant {
+			if x.whose>>leafTenantShift != tenant {
 				continue
 			}
 			s := x.score
@@ -440,13 +453,13 @@ func has(vs []Victim, r Ref) bool {
 	return false
 }
 
-func (v *VBR) score(tick uint32, t int, used uint32, class uint8, value float32) float64 {
+func (v *VBR) score(tick uint32, t int, used uint32, class uint8, family uint16, value float32) float64 {
 	if value == 0 {
 		value = v.sample.typical()
 	} else {
 		value = max(value-v.loading[t], value/leastOfValue)
 	}
-	return v.sample.score(v.sample.mode, tick, used, class, value) / unitBytes
+	return v.sample.score(v.sample.mode, tick, used, class, family, value) / unitBytes
 }
 
 // Worth of a page as a victim, or of one about to be published.
@@ -459,15 +472,23 @@ func (v *VBR) Worth(now float64, r Ref, t Tier, a Attrs) Score {
 	}
 	tick := ticksOf(now)
 	if p := v.pages.At(uint32(r)); r != 0 && p.flags&vbrKnown != 0 {
-		return Score(v.score(tick, int(t-vbrFirst), p.used, p.class, p.value))
+		return Score(v.score(tick, int(t-vbrFirst), p.used, p.class(), p.family, p.value))
 	}
 	if v.sample.mode != modeStrict {
 		return MaxScore
 	}
 	p := vbrPage{tag: mix(a.KeyTag), value: valueOf(a), units: unitsOf(a.Bytes), used: tick}
 	p.uses, p.turn = v.recall(p.tag, a.Parent, false)
-	p.class = classOf(p.uses+uint8(min(1, math.MaxUint8-int(p.uses))), p.turn)
-	return Score(v.score(tick, int(t-vbrFirst), p.used, p.class, p.value))
+	known := p.uses > 0
+	p.uses += uint8(min(1, math.MaxUint8-int(p.uses)))
+	p.family = v.family(p.tag, a.Parent)
+	if a.Parent != 0 && v.pages.At(uint32(a.Parent)).flags&vbrKnown == 0 { // the page before it in the run
+		if p.family = v.offered.family; !known {
+			p.turn = v.offered.turn
+		}
+	}
+	v.offered = p
+	return Score(v.score(tick, int(t-vbrFirst), p.used, p.class(), p.family, p.value))
 }
 
 // FootprintBytes is the memory touched.
@@ -478,6 +499,8 @@ func (v *VBR) FootprintBytes() uint64 {
 	}
 	return n
 }
+
+func (p *vbrPage) class() uint8 { return classOf(p.uses, p.turn) }
 
 func (p *vbrPage) bytes() uint64 { return uint64(p.units) * unitBytes }
 

@@ -88,7 +88,7 @@ func TestReplayDecidesAsTheStoreDoes(t *testing.T) {
 		p playback.Options
 	}{
 		"lru":                   {whole, setting{tierBytes: 8 * mib, policy: named[0].make}, playback.Options{}},
-		"vbr":                   {whole, setting{tierBytes: 8 * mib, policy: named[1].make}, playback.Options{}},
+		"vbr":                   {whole, setting{tierBytes: 12 * mib, policy: named[1].make}, playback.Options{}},
 		"lru, fetched":          {whole, setting{tierBytes: 8 * mib, policy: named[0].make}, playback.Options{Fetch: true}},
 		"vbr, fetched":          {whole, setting{tierBytes: 8 * mib, policy: named[1].make}, playback.Options{Fetch: true}},
 		"vbr, a small sample":   {whole, setting{tierBytes: 8 * mib, policy: small}, playback.Options{}},
