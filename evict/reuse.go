@@ -73,23 +73,23 @@ type reuse struct {
 	censored [classes][ageBins]float32
 	index    [classes][ageBins]float32 // hits per second
 	expected [classes][ageBins]float32 // hits until a bin's middle
-	families families
+	factors  factors
 }
 
 // ages counts lives by class and age.
 type ages [classes][ageBins]float32
 
-func (r *reuse) hit(class uint8, family uint16, ticks uint32) {
+func (r *reuse) hit(class uint8, x traits, ticks uint32) {
 	b := ageBin(ticks)
 	r.hits[class][b]++
-	r.families.used(family, r.expected[class][b])
+	r.factors.saw(x, 1, r.expected[class][b])
 }
 
 // censor counts a life that is watched no more.
-func (r *reuse) censor(class uint8, family uint16, ticks uint32) {
+func (r *reuse) censor(class uint8, x traits, ticks uint32) {
 	b := ageBin(ticks)
 	r.censored[class][b]++
-	r.families.expected[family] += r.expected[class][b]
+	r.factors.saw(x, 0, r.expected[class][b])
 }
 
 // learn computes the index from all counts and the lives under way, and lets old counts fade.
@@ -152,7 +152,7 @@ func indexOf(hazard, index *[ageBins]float32) {
 	}
 }
 
-// rate is the index at an age, between the bins, but for the family's factor.
+// rate is the index at an age, between the bins, but for the factors of traits.
 func (r *reuse) rate(class uint8, ticks uint32) float32 {
 	b := ageBin(ticks)
 	at := r.index[class][b]

@@ -40,7 +40,7 @@ type sampled struct {
 	value    float32
 	units    uint32
 	run      uint32 // the request that used it last
-	family   uint16
+	traits   traits
 	class    uint8
 	in       [modes]placed
 }
@@ -60,7 +60,7 @@ func newSample(seed uint64, most int) *sample {
 		pages: offheap.New[sampled](most + 1), slots: offheap.New[uint32](slotsPer * most),
 		most: uint32(most), n: 1, mode: modeStrict, shadows: newShadows(seed, most),
 	}
-	s.reuse.families.learn(new([familyCount]float32))
+	s.reuse.factors.learn(&traitSums{})
 	s.reuse.learn(&s.alive)
 	return s
 }
@@ -127,13 +127,13 @@ func (s *sample) use(now uint32, page *vbrPage, hit bool) {
 	known := slot != 0
 	if known {
 		p := s.pages.At(slot)
-		s.reuse.hit(p.class, p.family, now-p.used)
+		s.reuse.hit(p.class, p.traits, now-p.used)
 	} else {
 		slot = s.enter(now, page.tag)
 	}
 	p := s.pages.At(slot)
 	s.shadows.reshape(p, page.units)
-	p.used, p.class, p.family, p.value = now, page.class(), page.family, page.value
+	p.used, p.class, p.traits, p.value = now, page.class(), page.traits, page.value
 	switch {
 	case p.value == 0:
 		p.value = s.typical()
@@ -235,7 +235,7 @@ func (s *sample) forget(now uint32) {
 		if p.tag == 0 || ageBin(now-p.used) < cut {
 			continue
 		}
-		s.reuse.censor(p.class, p.family, now-p.used)
+		s.reuse.censor(p.class, p.traits, now-p.used)
 		for m := range modes {
 			s.shadows.drop(s, m, i)
 		}
@@ -254,15 +254,15 @@ func (s *sample) leave(slot uint32, p *sampled) {
 func (s *sample) learn(now uint32) {
 	s.shadows.play(s)
 	s.alive = ages{}
-	var expected [familyCount]float32
+	var expected traitSums
 	for i := uint32(1); i < s.n; i++ {
 		if p := s.pages.At(i); p.tag != 0 {
 			b := ageBin(now - p.used)
 			s.alive[p.class][b]++
-			expected[p.family] += s.reuse.expected[p.class][b]
+			s.reuse.factors.expect(&expected, p.traits, s.reuse.expected[p.class][b])
 		}
 	}
-	s.reuse.families.learn(&expected)
+	s.reuse.factors.learn(&expected)
 	s.reuse.learn(&s.alive)
 	s.mode = s.shadows.choose(s.mode)
 }

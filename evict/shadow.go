@@ -11,13 +11,12 @@ type mode uint8
 
 const (
 	modeLRU    mode = iota // all pages cost the same, the rate is 1/age
-	modeHalf               // gamma ½: learned rate x root of the value
-	modeValue              // gamma 1: learned rate x value
+	modeValue              // learned rate x value
 	modeStrict             // as modeValue, and a run worth less than the next victim is not taken in: used to begin with
 	modes
 )
 
-var modeNames = [modes]string{"lru", "half", "value", "strict"}
+var modeNames = [modes]string{"lru", "value", "strict"}
 
 func (m mode) String() string { return modeNames[m] }
 
@@ -31,14 +30,11 @@ const (
 )
 
 // score of a page in a mode, in FLOPs per second and unit.
-func (s *sample) score(m mode, now, used uint32, class uint8, family uint16, value float32) float64 {
-	switch m {
-	case modeLRU:
+func (s *sample) score(m mode, now, used uint32, class uint8, x traits, value float32) float64 {
+	if m == modeLRU {
 		return float64(s.typical()) * ticksPerSecond / float64(now-used+1)
-	case modeHalf:
-		value = float32(math.Sqrt(float64(value * s.typical())))
 	}
-	return float64(s.reuse.rate(class, now-used)*s.reuse.families.factor[family]) * float64(value)
+	return float64(s.reuse.rate(class, now-used)*s.reuse.factors.of(x)) * float64(value)
 }
 
 // shadows are small caches of the sampled pages, one for each mode, that play through what the cache would do in that
@@ -155,7 +151,7 @@ func (h *shadows) request(s *sample, m mode) {
 		worth = 0
 		for _, slot := range rest {
 			p := s.pages.At(slot)
-			worth = max(worth, s.score(m, now, now, p.class, p.family, p.value))
+			worth = max(worth, s.score(m, now, now, p.class, p.traits, p.value))
 		}
 	}
 	for _, slot := range rest {
@@ -195,7 +191,7 @@ func (h *shadows) victim(s *sample, m mode, now uint32) (slot uint32, score floa
 		if p.run == h.runs {
 			continue
 		}
-		if x := s.score(m, now, p.used, p.class, p.family, p.value); x < score {
+		if x := s.score(m, now, p.used, p.class, p.traits, p.value); x < score {
 			slot, score = l, x
 		}
 	}

@@ -22,7 +22,7 @@ import (
 //	Victims, Worth <── score of a record in that mode
 //
 // Memory: 56 bytes a page, 16 bytes for each tier and page that may go from it, 128 to 256 bytes of ghosts a page up to
-// 256 MiB, and up to 8 MiB of sample, or what WatchWithin says.
+// 256 MiB, and up to 6 MiB of sample, or what WatchWithin says.
 type VBR struct {
 	pages   *offheap.Array[vbrPage]
 	leaves  [vbrTiers]leaves // copies of what pages' scores are made of: refresh
@@ -54,7 +54,7 @@ type vbrPage struct {
 	share    Share
 	category Category
 	next     Next
-	family   uint16
+	traits   traits
 }
 
 const (
@@ -91,7 +91,7 @@ func NewVBR(maxRefs int, seed uint64) *VBR {
 // for an empty policy. Below VBRLeastSampleBytes it takes those.
 func (v *VBR) WatchWithin(bytes uint64) {
 	n := leastSample
-	for n < samplePages && 2*uint64(n)*sampledBytes <= bytes { // a power of two
+	for n < samplePages && learnedBytes+2*uint64(n)*sampledBytes <= bytes { // a power of two
 		n *= 2
 	}
 	v.sample = newSample(v.seed, n)
@@ -103,10 +103,11 @@ const (
 	VBRGhostsPageBytes  = 2 * ghostsPer * uint64(unsafe.Sizeof(ghost{}))                // of the ghosts of each, after a doubling
 	VBRLeastGhostsBytes = firstBuckets * ghostWays * uint64(unsafe.Sizeof(ghost{}))     // of those of few
 	VBRMostGhostsBytes  = maxGhosts * uint64(unsafe.Sizeof(ghost{}))                    // of those of many
-	VBRLeastSampleBytes = leastSample * sampledBytes
-	VBRSampleBytes      = samplePages * sampledBytes
+	VBRLeastSampleBytes = learnedBytes + leastSample*sampledBytes
+	VBRSampleBytes      = learnedBytes + samplePages*sampledBytes
 
 	leafBytes    = uint64(unsafe.Sizeof(leaf{}))
+	learnedBytes = uint64(unsafe.Sizeof(sample{}))
 	sampledBytes = uint64(unsafe.Sizeof(sampled{})) + 4*uint64(modes) + 4*slotsPer
 )
 
@@ -142,7 +143,7 @@ func (v *VBR) Insert(now float64, r Ref, a Attrs) {
 	v.ghosts.grow(v.known)
 	p.tag, p.flags, p.tenant = mix(a.KeyTag), vbrKnown|vbrFresh, a.Tenant
 	p.uses, p.turn = v.recall(p.tag, a.Parent, true)
-	p.family = v.family(p.tag, a.Parent)
+	p.traits = v.family(p.tag, a.Parent).at(a.Depth, a.Tokens)
 	if a.Parent != 0 {
 		parent := v.pages.At(uint32(a.Parent))
 		parent.flags |= vbrParent
@@ -175,16 +176,17 @@ func (v *VBR) Pass(now float64, run []Attrs) {
 		a := &run[i]
 		p := vbrPage{tag: mix(a.KeyTag), value: valueOf(*a), units: unitsOf(a.Bytes)}
 		p.uses, p.turn = v.recall(p.tag, a.Parent, true)
-		p.family = v.family(p.tag, a.Parent)
+		family := v.family(p.tag, a.Parent)
 		switch {
 		case a.Parent != 0:
 			p.above = v.near(v.pages.At(uint32(a.Parent)))
 		case i > 0:
-			p.family = before.family
+			family = before.traits
 			if p.above = v.near(&before); p.uses == 0 {
 				p.turn = before.turn
 			}
 		}
+		p.traits = family.at(a.Depth, a.Tokens)
 		v.use(tick, &p, false)
 		v.ghosts.put(ghost{tag: p.tag, used: p.used, uses: p.uses, turn: p.turn})
 		before = p
@@ -230,9 +232,9 @@ func (v *VBR) recall(tag uint64, parent Ref, take bool) (uses, turn uint8) {
 }
 
 // family of a page that comes: its parent's, or that of its own as a root.
-func (v *VBR) family(tag uint64, parent Ref) uint16 {
+func (v *VBR) family(tag uint64, parent Ref) traits {
 	if parent != 0 {
-		return v.pages.At(uint32(parent)).family
+		return v.pages.At(uint32(parent)).traits.family()
 	}
 	return familyOf(tag)
 }
@@ -390,7 +392,7 @@ func (d *drawing) draw(n uint32) {
 		some := d.from.next(min(n, stretch))
 		for i := range some {
 			l := &some[i]
-			x := candidate{d.v.score(d.tick, d.tier, l.used, l.class(), l.family(), l.value), l.ref(), l.whose}
+			x := candidate{d.v.score(d.tick, d.tier, l.used, l.class(), l.traits(), l.value), l.ref(), l.whose}
 			if d.n < drawn {
 				d.some[d.n] = x
 				d.n++
@@ -422,18 +424,19 @@ func (d *drawing) next(taken []Victim) (Victim, bool) {
 			d.drop(low)
 			continue
 		}
-		level, tenant := d.some[low].score, d.some[low].whose>>leafTenantShift
-		best, least := low, math.Inf(1)
+		level, whose := d.some[low].score, d.some[low].whose>>leafTenantShift
+		p := d.v.pages.At(uint32(d.some[low].ref))
+		best, least := low, p.leaning(d.tick, level)
 		for i := range d.some[:d.n] {
 			x := &d.some[i]
-			if x.whose>>leafTenantShift != tenant {
+			if x.whose>>leafTenantShift != whose {
 				continue
 			}
 			s := x.score
 			if x.whose&1 != 0 {
 				s = d.v.pages.At(uint32(x.ref)).leaning(d.tick, s)
 			}
-			if s < least && !has(taken, x.ref) {
+			if s < least && d.v.pages.At(uint32(x.ref)).tenant == p.tenant && !has(taken, x.ref) {
 				best, least = i, s
 			}
 		}
@@ -453,13 +456,13 @@ func has(vs []Victim, r Ref) bool {
 	return false
 }
 
-func (v *VBR) score(tick uint32, t int, used uint32, class uint8, family uint16, value float32) float64 {
+func (v *VBR) score(tick uint32, t int, used uint32, class uint8, x traits, value float32) float64 {
 	if value == 0 {
 		value = v.sample.typical()
 	} else {
 		value = max(value-v.loading[t], value/leastOfValue)
 	}
-	return v.sample.score(v.sample.mode, tick, used, class, family, value) / unitBytes
+	return v.sample.score(v.sample.mode, tick, used, class, x, value) / unitBytes
 }
 
 // Worth of a page as a victim, or of one about to be published.
@@ -472,7 +475,7 @@ func (v *VBR) Worth(now float64, r Ref, t Tier, a Attrs) Score {
 	}
 	tick := ticksOf(now)
 	if p := v.pages.At(uint32(r)); r != 0 && p.flags&vbrKnown != 0 {
-		return Score(v.score(tick, int(t-vbrFirst), p.used, p.class(), p.family, p.value))
+		return Score(v.score(tick, int(t-vbrFirst), p.used, p.class(), p.traits, p.value))
 	}
 	if v.sample.mode != modeStrict {
 		return MaxScore
@@ -481,14 +484,15 @@ func (v *VBR) Worth(now float64, r Ref, t Tier, a Attrs) Score {
 	p.uses, p.turn = v.recall(p.tag, a.Parent, false)
 	known := p.uses > 0
 	p.uses += uint8(min(1, math.MaxUint8-int(p.uses)))
-	p.family = v.family(p.tag, a.Parent)
+	family := v.family(p.tag, a.Parent)
 	if a.Parent != 0 && v.pages.At(uint32(a.Parent)).flags&vbrKnown == 0 { // the page before it in the run
-		if p.family = v.offered.family; !known {
+		if family = v.offered.traits; !known {
 			p.turn = v.offered.turn
 		}
 	}
+	p.traits = family.at(a.Depth, a.Tokens)
 	v.offered = p
-	return Score(v.score(tick, int(t-vbrFirst), p.used, p.class(), p.family, p.value))
+	return Score(v.score(tick, int(t-vbrFirst), p.used, p.class(), p.traits, p.value))
 }
 
 // FootprintBytes is the memory touched.

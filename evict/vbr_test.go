@@ -123,8 +123,8 @@ func TestLoadingIsTakenOff(t *testing.T) {
 	}
 }
 
-// hinted is two tenants' pages, equal but for what is said of the first's; victims until none is left.
-func hinted(said func(r Ref) Attrs) (victims []Ref, scores []Score) {
+// hinted is pages of a tenant and of tenant 0, equal but for what is said of the first's; victims until none is left.
+func hinted(tenant uint32, said func(r Ref) Attrs) (victims []Ref) {
 	const pages = drawn
 	v := NewVBR(pages+1, 1)
 	for r := Ref(1); r <= pages; r++ {
@@ -132,23 +132,29 @@ func hinted(said func(r Ref) Attrs) (victims []Ref, scores []Score) {
 		if r%2 == 1 && said != nil {
 			a = said(r)
 		}
-		a.Bytes, a.FLOPs, a.KeyTag, a.Tenant = 1<<20, 1e9*float64(100+r/2), uint64(r), uint32(r%2)
+		a.Bytes, a.FLOPs, a.KeyTag, a.Tenant = 1<<20, 1e9*float64(100+r/2), uint64(r), uint32(r%2)*tenant
 		v.Insert(0, r, a)
 		v.SetEvictable(r, Host, true)
 	}
 	for {
 		got := v.Victims(1, Host, 0, nil, nil)
 		if len(got) == 0 {
-			return victims, scores
+			return victims
 		}
-		victims, scores = append(victims, got[0].Ref), append(scores, got[0].Score)
+		victims = append(victims, got[0].Ref)
 		v.Remove(1, got[0].Ref, true)
 	}
 }
 
 // TestHintsMoveOnlyTheTenantsOwnPages: what one says of its pages changes which of them goes, and for nobody else when.
 func TestHintsMoveOnlyTheTenantsOwnPages(t *testing.T) {
-	plain, _ := hinted(nil)
+	for _, tenant := range []uint32{1, 1 << (32 - leafTenantShift)} { // a leaf's bits of the second are those of tenant 0
+		hintsMoveOnly(t, tenant)
+	}
+}
+
+func hintsMoveOnly(t *testing.T, tenant uint32) {
+	plain := hinted(tenant, nil)
 	lies := map[string]func(r Ref) Attrs{
 		"dear to recompute": func(r Ref) Attrs { return Attrs{Declared: 1e30} },
 		"cheap":             func(r Ref) Attrs { return Attrs{Declared: 1e-30} },
@@ -157,7 +163,7 @@ func TestHintsMoveOnlyTheTenantsOwnPages(t *testing.T) {
 		"some at an end":    func(r Ref) Attrs { return Attrs{Hint: Hint{Next: Next(r / 2 % 2 * 2)}} },
 	}
 	for name, said := range lies {
-		got, _ := hinted(said)
+		got := hinted(tenant, said)
 		if len(got) != len(plain) {
 			t.Fatalf("%s: %d victims, %d without", name, len(got), len(plain))
 		}
@@ -172,10 +178,10 @@ func TestHintsMoveOnlyTheTenantsOwnPages(t *testing.T) {
 			}
 		}
 		if !slices.Equal(others, others0) {
-			t.Errorf("%s: the other tenant loses %v instead of %v", name, others, others0)
+			t.Errorf("%s: the other tenant than %d loses %v instead of %v", name, tenant, others, others0)
 		}
 	}
-	ended, _ := hinted(lies["some at an end"])
+	ended := hinted(tenant, lies["some at an end"])
 	var own []Ref
 	for _, r := range ended {
 		if r%2 == 1 {

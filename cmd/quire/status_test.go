@@ -3,11 +3,11 @@ package main
 import "testing"
 
 func TestEvictionText(t *testing.T) {
-	modes := []modeView{{"lru", 0, 50}, {"half", 1, 10}, {"value", 3, 70}}
+	modes := []modeView{{"lru", 0, 50}, {"strict", 1, 10}, {"value", 3, 70}}
 	for want, e := range map[string]*evictionView{
 		"": nil,
-		"saves 80 % of what can be, +60 % against LRU   shards by mode: half in 1, value in 3": {200, 100, 80, modes},
-		"saves 40 % of what can be, -20 % against LRU   shards by mode: half in 1, value in 3": {200, 100, 40, modes},
+		"saves 80 % of what can be, +60 % against LRU   shards by mode: strict in 1, value in 3": {200, 100, 80, modes},
+		"saves 40 % of what can be, -20 % against LRU   shards by mode: strict in 1, value in 3": {200, 100, 40, modes},
 		"saves 0 % of what can be   shards by mode: value in 4":                                {200, 100, 0, []modeView{{"lru", 0, 0}, {"value", 4, 0}}},
 	} {
 		if got := e.text(); got != want {

@@ -32,7 +32,7 @@ const (
 	diskPageBytes   = 128 << 10
 
 	minMetadataBytes      = mib
-	minMetadataShardBytes = 512 << 10 // with vbr: twice its ghosts and sample at their least
+	minMetadataShardBytes = 512 << 10 // with vbr: well above its ghosts and sample at their least
 )
 
 // The policies.
