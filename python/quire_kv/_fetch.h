@@ -84,7 +84,7 @@ static PyObject *py_fetched(PyObject *self, PyObject *const *args, Py_ssize_t n)
 }
 
 enum {
-    STATUS = 7, RELEASE = 8, MAX_DESCRIPTORS = 64,
+    RELEASE = 8, MAX_DESCRIPTORS = 64,
     GO_ON = 0, OVER = 1, CUT_OFF = 2, /* descriptors were lost */
 };
 

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <time.h>
 
 #include "_pages.h"
@@ -23,8 +24,8 @@
 enum {
     RUN_BYTES = 256 << 10,  /* received at once: still in the near cache when it is summed */
     NEAR_BYTES = 8 << 10,   /* read ahead of what is needed: the entries of a frame, and little of what has a place of its own */
-    FRAME_BYTES = 24, MAX_NEAR_BODY = 1 << 20, MAX_NEAR_CHUNK = 1 << 20, MESSAGE = 4, CHUNKS = 2,
-    LEFT_FRAME = 0, LEFT_ENTRY = 1, LEFT_ERROR = 2, ENDED = -1, RAISED = -2, OVERDUE = -3,
+    FRAME_BYTES = 24, MAX_NEAR_BODY = 1 << 20, MAX_NEAR_CHUNK = 1 << 20, MESSAGE = 4, STATUS = 7, CHUNKS = 2,
+    LEFT_FRAME = 0, LEFT_ENTRY = 1, LEFT_ERROR = 2, LEFT_NOTHING = 3, ENDED = -1, RAISED = -2, OVERDUE = -3,
 };
 static const double TIMER_SLACK = 0.005; /* seconds by which a wait may miss a deadline rather than set its timer again */
 
@@ -74,6 +75,26 @@ static int take(struct wire *w, uint8_t *to, size_t n, int flags, size_t *got) {
         } else if (errno != EAGAIN && errno != EWOULDBLOCK)
             return errno;
     }
+}
+
+/* Sends all of the vectors, which it changes. 0, an errno, RAISED or OVERDUE. */
+static int give(struct wire *w, struct iovec *v, size_t n) {
+    while (n) {
+        int e = arm(w);
+        if (e) return e;
+        struct msghdr m = {.msg_iov = v, .msg_iovlen = n};
+        ssize_t k = sendmsg(w->fd, &m, MSG_NOSIGNAL);
+        if (k < 0) {
+            if (errno == EINTR) {
+                if ((e = after_signal(w))) return e;
+            } else if (errno != EAGAIN && errno != EWOULDBLOCK)
+                return errno;
+            continue;
+        }
+        for (size_t left = (size_t)k; n && left >= v->iov_len; v++, n--) left -= v->iov_len, k = (ssize_t)left;
+        if (n) v->iov_base = (char *)v->iov_base + k, v->iov_len -= (size_t)k;
+    }
+    return 0;
 }
 
 struct reception {
@@ -216,12 +237,17 @@ static int receive_batch(struct reception *r, const uint8_t *p, uint64_t bytes, 
     return r->data ? LEFT_ENTRY : LEFT_FRAME;
 }
 
-/* Frames, up to one that is left: LEFT_FRAME and nothing of it is taken, LEFT_ENTRY, or LEFT_ERROR and *e. */
+/* Frames, up to one that is left: LEFT_FRAME and nothing of it is taken, LEFT_ENTRY, LEFT_NOTHING behind the good end of the
+ * stream, or LEFT_ERROR and *e. */
 static int receive_frames(struct reception *r, int *e) {
     for (;;) {
         if ((*e = need(r, FRAME_BYTES))) return LEFT_ERROR;
         const uint8_t *h = r->ahead + r->from;
         uint64_t body = read32(h + 12), data = read32(h + 16);
+        if (!memcmp(h, "QRF1\7\0", 6) && read32(h + 8) == r->call && !body && !data && !read32(h + 20)) {
+            r->from += FRAME_BYTES;
+            return LEFT_NOTHING;
+        }
         if (memcmp(h, "QRF1", 4) || h[4] != MESSAGE || h[5] != CHUNKS || read32(h + 8) != r->call || !body || body > MAX_NEAR_BODY || !data ||
             data > MAX_CHUNK)
             return LEFT_FRAME;
@@ -236,16 +262,16 @@ static int receive_frames(struct reception *r, int *e) {
 /* See kernels.receive. */
 static PyObject *py_receive(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     (void)self;
-    char *texts[2];
-    Py_ssize_t sizes[2];
+    char *texts[3];
+    Py_ssize_t sizes[3];
     uint64_t v[15];
-    if (n != 19) return wrong("19 arguments are wanted");
-    for (int i = 0; i < 2; i++)
+    if (n != 20) return wrong("20 arguments are wanted");
+    for (int i = 0; i < 3; i++)
         if (PyBytes_AsStringAndSize(args[i], &texts[i], &sizes[i])) return NULL;
-    double deadline = PyFloat_AsDouble(args[2]);
+    double deadline = PyFloat_AsDouble(args[3]);
     if (deadline == -1 && PyErr_Occurred()) return NULL;
-    int64_t after = PyLong_AsLongLong(args[3]);
-    if ((after == -1 && PyErr_Occurred()) || !numbers(args + 4, 15, 15, v)) return NULL;
+    int64_t after = PyLong_AsLongLong(args[4]);
+    if ((after == -1 && PyErr_Occurred()) || !numbers(args + 5, 15, 15, v)) return NULL;
     struct layout l;
     struct reception r = {.ahead = (uint8_t *)(uintptr_t)v[2], .room = v[3], .from = v[4], .to = v[5], .call = (uint32_t)v[6], .page = after};
     r.wire = (struct wire){.fd = (int)v[0], .option = SO_RCVTIMEO, .armed = (double *)(uintptr_t)v[1], .deadline = deadline};
@@ -256,9 +282,13 @@ static PyObject *py_receive(PyObject *self, PyObject *const *args, Py_ssize_t n)
         return wrong("socket or what was read ahead");
     if (!(r.f.sums = malloc(r.f.pieces.count * 8))) return PyErr_NoMemory();
     r.u.sums = r.f.sums, r.u.sum_count = r.f.pieces.count;
-    int error = 0;
-    r.wire.released = PyEval_SaveThread();
-    int left = receive_frames(&r, &error);
+    struct wire asking = r.wire;
+    struct iovec request = {texts[2], (size_t)sizes[2]};
+    asking.option = SO_SNDTIMEO, asking.armed++;
+    asking.released = PyEval_SaveThread();
+    int error = sizes[2] ? give(&asking, &request, 1) : 0, left = LEFT_ERROR;
+    r.wire.released = asking.released;
+    if (!error) left = receive_frames(&r, &error);
     PyEval_RestoreThread(r.wire.released);
     PyObject *result = NULL;
     if (error == ENOMEM)

@@ -5,8 +5,6 @@
 #ifndef QUIRE_SEND_H
 #define QUIRE_SEND_H
 
-#include <sys/uio.h>
-
 #include "_receive.h"
 
 enum { MAX_VECTORS = 512 };
@@ -14,26 +12,6 @@ enum { MAX_VECTORS = 512 };
 struct frame {
     uint64_t head, start, bytes; /* bytes of its head; of all pages' payload, from where and how much it carries */
 };
-
-/* Sends all of the vectors, which it changes. 0, an errno, RAISED or OVERDUE. */
-static int give(struct wire *w, struct iovec *v, size_t n) {
-    while (n) {
-        int e = arm(w);
-        if (e) return e;
-        struct msghdr m = {.msg_iov = v, .msg_iovlen = n};
-        ssize_t k = sendmsg(w->fd, &m, MSG_NOSIGNAL);
-        if (k < 0) {
-            if (errno == EINTR) {
-                if ((e = after_signal(w))) return e;
-            } else if (errno != EAGAIN && errno != EWOULDBLOCK)
-                return errno;
-            continue;
-        }
-        for (size_t left = (size_t)k; n && left >= v->iov_len; v++, n--) left -= v->iov_len, k = (ssize_t)left;
-        if (n) v->iov_base = (char *)v->iov_base + k, v->iov_len -= (size_t)k;
-    }
-    return 0;
-}
 
 struct sending {
     struct wire wire;

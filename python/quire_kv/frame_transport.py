@@ -69,10 +69,10 @@ class FrameTransport(Transport):
         try:
             over = reception.begin(connection.request("Fetch", request, call))
             while not over:
-                reception.pages()
                 frame = connection.answer("Fetch", call)
                 if frame.kind == wire.MESSAGE:
                     reception.message(frame)
+                    over = reception.pages()
                 elif frame.kind == wire.STATUS:
                     error = connection.status(frame, "Fetch", call)
                     break
@@ -187,14 +187,19 @@ class _Reception:
         self.references = self.released = 0
         self._native = connection.stream.native is not None
 
-    def pages(self) -> None:
-        """Takes what native code can of the frames that come, and what it leaves of one."""
+    def pages(self, request: bytes = b"") -> bool:
+        """Sends the request, takes what native code can of the frames that come, and what it leaves of one: whether that was the
+        rest of the call, which then ended well."""
         while self._native and self._intake.direct:
-            left = self._connection.pages(self._intake, self._call)
-            if left is None:
-                return
-            if any(left):  # nothing is left behind a corrupt chunk that was the last of its frame
-                self._entries(*left)
+            left, rest, data = self._connection.pages(request, self._intake, self._call)
+            request = b""
+            if left != kernels.LEFT_ENTRY:
+                return left == kernels.LEFT_NOTHING
+            if rest or data:  # nothing is left behind a corrupt chunk that was the last of its frame
+                self._entries(rest, data)
+        if request:
+            self._connection.stream.send([request], self._call)
+        return False
 
     def begin(self, request: bytes) -> bool:
         """Sends the request and takes all that needs no look from here: whether that was the whole call, which then ended
@@ -202,8 +207,7 @@ class _Reception:
         c, intake = self._connection, self._intake
         tables = intake.ordinary()
         if tables is None or intake.slabs is None:
-            c.stream.send([request], self._call)
-            return False
+            return self.pages(request)
         table, keep = intake.slabs.table()
         got = c.fetch(request, tables, table, self._call, releases=intake.payload_bytes > _LITTLE_TO_HOLD)
         del keep

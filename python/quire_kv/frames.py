@@ -103,16 +103,17 @@ class Connection:
             if n:
                 rest = [rest[0][n:], *rest[1:]]
 
-    def pages(self, intake: Intake, call: Call) -> tuple[bytes, int] | None:
-        """Has native code take what it can of the batches that come now. None: what comes next begins with a frame; else
-        the entries that are left of one, and the bytes of data that come for them. Only while `intake.direct`."""
+    def pages(self, request: bytes, intake: Intake, call: Call) -> tuple[int, bytes, int]:
+        """Sends a request, if any, and has native code take what it can of the batches that come then: why it stopped, one of
+        kernels.LEFT_*, the entries that are left of a frame, and the bytes of data that come for them. Only while
+        `intake.direct`."""
         native = self.stream.native
         assert native is not None
         source = (*native, self._room.address, _READ_AHEAD_BYTES, self._from, self._to, self.call_number)
-        left, self._from, self._to, rest, data, error = intake.receive(source, call.deadline)
+        left, self._from, self._to, rest, data, error = intake.receive(request, source, call.deadline)
         if left == kernels.LEFT_ERROR:
             self.stream.failed(error, call)
-        return (rest, data) if left == kernels.LEFT_ENTRY else None
+        return left, rest, data
 
     def _fill(self, call: Call | None) -> None:
         if self._from == self._to:

@@ -155,10 +155,10 @@ class Intake:
         """Whether native code may receive what comes next: ordinary pages, none of which is at hand here."""
         return kernels.NATIVE and self.plain and self._mark is None and self.slabs is None
 
-    def receive(self, source: tuple[int, int, int, int, int, int, int], deadline: float) -> tuple[int, int, int, bytes, int, int]:
+    def receive(self, request: bytes, source: tuple[int, int, int, int, int, int, int], deadline: float) -> tuple[int, int, int, bytes, int, int]:
         """Takes ordinary pages off a socket (see kernels.receive): why it stopped, from where to where bytes were read ahead
         and not used, the entries that are left and how much data comes for them, for `message`, and an error."""
-        left, start, end, last, got, header, rest, data, error = kernels.receive(self._tables_of(), deadline, self._at, source)
+        left, start, end, last, got, header, rest, data, error = kernels.receive(self._tables_of(), request, deadline, self._at, source)
         self.taken(last, b"")
         if header:
             self._begun(self._index[last], header, got)

@@ -66,6 +66,7 @@ FETCHED_STALE: Final = 3  # its memory was taken back before it was read to the 
 LEFT_FRAME: Final = 0
 LEFT_ENTRY: Final = 1
 LEFT_ERROR: Final = 2
+LEFT_NOTHING: Final = 3
 ENDED: Final = -1  # the other end closed the connection
 OVERDUE: Final = -3
 
@@ -204,16 +205,18 @@ def fetched(body: bytes, start: int, pages: PageTables, after: int, slabs: np.nd
 
 
 def receive(
-    pages: PageTables, deadline: float, after: int, source: tuple[int, int, int, int, int, int, int]
+    pages: PageTables, request: bytes, deadline: float, after: int, source: tuple[int, int, int, int, int, int, int]
 ) -> tuple[int, int, int, int, int, bytes, bytes, int, int]:
-    """Takes ordinary pages off the frames of a Fetch that come on a TCP socket, until a monotonic time at most: pages of one
-    extent that is all of the page, their bytes in the frames, in the order asked for, after page `after` of the stream.
-    `source` is the descriptor, the address of the seconds of its receive timer, address and size of what was read ahead, from where to where it was not used yet, and the number of the call.
+    """Sends a request, if any, and takes ordinary pages off the frames of a Fetch that come on a TCP socket, until a monotonic time
+    at most: pages of one extent that is all of the page, their bytes in the frames, in the order asked for, after page `after` of the stream.
+    `source` is the descriptor, the address of the seconds of its receive and its send timer, address and size of what was read
+    ahead, from where to where it was not used yet, and the number of the call.
 
     Each is received into its place and summed there, or through a buffer where the engine's order is another one. A page
     that is not FETCHED_OK has undefined bytes in its place. Returns
 
-        why it stopped    LEFT_FRAME: the frame that begins next is for others; LEFT_ENTRY: so is the rest of one; LEFT_ERROR
+        why it stopped    LEFT_FRAME: the frame that begins next is for others; LEFT_ENTRY: so is the rest of one; LEFT_ERROR;
+                          LEFT_NOTHING: the stream ended well
         from, to          of what was read ahead
         page, got         the last page that it began, and how many of its bytes came while it is not whole
         header            of that page while it is not whole, or CORRUPT
@@ -222,7 +225,9 @@ def receive(
 
     Only with native code."""
     assert _module is not None
-    out: tuple[int, int, int, int, int, bytes, bytes, int, int] = _module.receive(pages.expect.ordinary, pages.hashes, deadline, after, *source, *pages.places)
+    out: tuple[int, int, int, int, int, bytes, bytes, int, int] = _module.receive(
+        pages.expect.ordinary, pages.hashes, request, deadline, after, *source, *pages.places
+    )
     return out
 
 

@@ -174,7 +174,7 @@ def test_pages_arrive(heads, layers, cell, strided, monkeypatch):
         monkeypatch.setattr(Intake, "receive", receive)
         pages = equal(answer, frames(answer.entries, per_frame), strided, monkeypatch, step)
         assert all(p.result.ok for p in pages)
-        assert left == [kernels.LEFT_FRAME], "all of it is native code's, but for the end"
+        assert left == [kernels.LEFT_NOTHING], "all of it is native code's"
 
 
 @pytest.mark.parametrize("strided", [False, True])
@@ -282,4 +282,4 @@ def test_wrong_tables_are_refused():
             a = good | wrong
             tables = kernels.PageTables(answer.expect, a["hashes"], memory, a["index"], 1)
             with pytest.raises(ValueError):
-                kernels.receive(tables, time.monotonic() + 1, -1, (fd, timers, room.address, room.bytes, *a["span"], 1))
+                kernels.receive(tables, b"", time.monotonic() + 1, -1, (fd, timers, room.address, room.bytes, *a["span"], 1))
