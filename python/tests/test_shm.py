@@ -276,6 +276,23 @@ def test_publish_out_of_staging(world, monkeypatch):
     assert good(session.publish(keys, memory))
 
 
+def test_what_is_lent_is_named_before_it_is_summed(world, monkeypatch):
+    """So much that the server begins while the sums are taken: its answers come in order, wherever it has stopped to read."""
+    client, session = world
+    size = session.only.page_bytes
+    n = -(-(1 << 20) // size)
+    with contextlib.closing(client.staging(n * size)) as staging:
+        rows = staging.memory.reshape(n, size)
+        rows[...] = np.frombuffer(random.randbytes(size), dtype=np.uint8)
+        rows[:, :8] = np.arange(n, dtype=np.uint64)[:, None].view(np.uint8)
+        monkeypatch.setattr(kernels, "pack", None)
+        for _ in range(5):
+            keys = keys_of(n)
+            assert good(session.publish(keys, PageMemory.flat(list(rows), session.only, session.only.whole)))
+            target, into = flat(session, n)
+            assert good(session.fetch(keys, into)) and np.array_equal(target, rows)
+
+
 def test_staging_that_the_node_does_not_take_is_copied(world, monkeypatch):
     client, session = world
     size = session.only.page_bytes

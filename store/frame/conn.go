@@ -130,6 +130,11 @@ func (c *conn) readData(p []byte) error {
 func (c *conn) write(parts [][]byte) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
+	return c.writeLocked(parts)
+}
+
+// writeLocked writes what was put off, and then parts: frames never overtake each other.
+func (c *conn) writeLocked(parts [][]byte) error {
 	if len(c.later) > 0 {
 		parts = append([][]byte{c.later}, parts...)
 		c.later = c.later[:0]
@@ -159,9 +164,7 @@ func (c *conn) flushLater() error {
 	if len(c.later) == 0 {
 		return nil
 	}
-	frames := c.later
-	c.later = c.later[:0]
-	return c.wire.Write([][]byte{frames})
+	return c.writeLocked(nil)
 }
 
 // owes says whether frames were put off.
@@ -179,7 +182,7 @@ func (c *conn) sendRelease(call, count uint32) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	(&header{kind: kindRelease, call: call, extra: count}).put(c.release[:])
-	return c.wire.Write([][]byte{c.release[:]})
+	return c.writeLocked([][]byte{c.release[:]})
 }
 
 // appendFrame appends a frame whose body is m; nil: none.
