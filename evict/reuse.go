@@ -1,6 +1,9 @@
 package evict
 
-import "math/bits"
+import (
+	"math"
+	"math/bits"
+)
 
 // Reuse is learned per class from how long pages stayed unused before they were used again. A class is what can be
 // known of a page cheaply: how often it was used, and whether its chain goes on or is new.
@@ -152,13 +155,18 @@ func indexOf(hazard, index *[ageBins]float32) {
 	}
 }
 
-// rate is the index at an age, between the bins, but for the factors of traits.
+// rate is the index at an age, between the bins, but for the factors of traits. It is in the way of each page that is drawn,
+// so ageBin and binStart are unrolled.
 func (r *reuse) rate(class uint8, ticks uint32) float32 {
-	b := ageBin(ticks)
-	at := r.index[class][b]
-	if b == ageBins-1 {
-		return at
+	index := &r.index[class]
+	if ticks < binsPerOctave {
+		return index[ticks]
 	}
-	from, to := binStart(b), binStart(b+1)
-	return at + (r.index[class][b+1]-at)*float32(ticks-from)/float32(to-from)
+	top := bits.Len32(ticks) - 2
+	b := top*binsPerOctave + int(ticks>>top)
+	if b >= ageBins-1 {
+		return index[ageBins-1]
+	}
+	within, perTick := ticks&(1<<top-1), math.Float32frombits(uint32(127-top)<<23) // 1/2^top
+	return index[b] + (index[b+1]-index[b])*float32(within)*perTick
 }
