@@ -16,6 +16,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/quire-kv/quire/evict"
+	"github.com/quire-kv/quire/internal/memfs"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store"
 	"github.com/quire-kv/quire/store/core"
@@ -109,7 +110,7 @@ func TestPagesThatLeftMemoryAreReadFromDisk(t *testing.T) {
 func TestCase_C24_ListedIsFetchableAfterACrashBetweenTiers(t *testing.T) {
 	r := seeded(t)
 	for range 12 {
-		fs := vfs.NewCrashableMem()
+		fs := memfs.NewCrashable()
 		o := onDisk()
 		o.CapacityBytes = 8 << 20
 		o.Disk = &storetest.Disk{FS: fs, CapacityBytes: 32 << 20}
@@ -241,7 +242,7 @@ func flipOnDisk(t *testing.T, f *storetest.Fixture, fs vfs.FS, dir string, what 
 
 func TestCase_C19_FlippedBitOnDisk(t *testing.T) {
 	o := onDisk()
-	o.Disk.FS = vfs.NewMem()
+	o.Disk.FS = memfs.New()
 	f := storetest.New(t, o)
 	chain := storetest.Chain("flip on disk", 6)
 	mustPublishDurable(t, f, chain)
@@ -264,7 +265,7 @@ func TestCase_C19_FlippedBitOnDisk(t *testing.T) {
 
 func TestScrubFindsWhatNobodyReads(t *testing.T) {
 	o := onDisk()
-	o.Disk.FS = vfs.NewMem()
+	o.Disk.FS = memfs.New()
 	f := storetest.New(t, o)
 	chain := storetest.Chain("scrub", 12)
 	mustPublishDurable(t, f, chain)
@@ -335,7 +336,7 @@ func (g *gate) let() {
 func TestCase_C22_DeletedWhileItIsWrittenToDisk(t *testing.T) {
 	var g *gate
 	o := onDisk()
-	o.Disk.FS = vfs.NewMem()
+	o.Disk.FS = memfs.New()
 	o.Disk.Wrap = func(d tier.Durable) tier.Durable {
 		g = &gate{Durable: d, came: make(chan struct{}, 1)}
 		return g
@@ -417,7 +418,7 @@ func TestCase_C67_RetiredPagesNeverComeBack(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprint("index lost ", lost), func(t *testing.T) {
 			o := onDisk()
-			o.Disk.FS = vfs.NewMem()
+			o.Disk.FS = memfs.New()
 			f := storetest.New(t, o)
 			chain := storetest.Chain("c67", 6)
 			mustPublishDurable(t, f, chain)
@@ -471,7 +472,7 @@ func loseIndex(t *testing.T, fs vfs.FS) {
 
 func TestCase_C69_TheIndexIsLost(t *testing.T) {
 	o := onDisk()
-	o.Disk.FS, o.Disk.CapacityBytes = vfs.NewMem(), 32<<20
+	o.Disk.FS, o.Disk.CapacityBytes = memfs.New(), 32<<20
 	f := storetest.New(t, o)
 	r := seeded(t)
 	want := map[int]int{} // pages kept of each chain

@@ -42,6 +42,7 @@ var rooms = map[string]room{
 	"internal/lint":      {why: "tests only"},
 
 	"internal/pebblefuse": {why: "what every Pebble store of ours stands behind"},
+	"internal/memfs":      {why: "tests only"},
 
 	"namespace":                {may: []string{"reason", "store/page", "namespace/internal/..."}, never: noNetwork, why: "identity: pure decisions over a small backend"},
 	"namespace/internal/...":   {may: []string{"namespace"}, never: noNetwork, why: "parts of namespace"},
@@ -87,7 +88,7 @@ var rooms = map[string]room{
 // owners says which packages may import a library directly. A library that is not here may be imported anywhere that
 // never allows it; cobra, Pebble and the like must stay replaceable.
 var owners = map[string][]string{
-	"github.com/cockroachdb/pebble":     {"internal/doctor", "internal/pebblefuse", "namespace/pebbleregistry", "store/disk", "store/disk/index", "store/storetest"},
+	"github.com/cockroachdb/pebble":     {"internal/doctor", "internal/memfs", "internal/pebblefuse", "namespace/pebbleregistry", "store/disk", "store/disk/index", "store/storetest"},
 	"go.etcd.io":                        {"namespace/etcdregistry"},
 	"github.com/hashicorp":              {"store/cluster/gossip"},
 	"github.com/spf13":                  {"cmd/quire"},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/internal/invariant"
+	"github.com/quire-kv/quire/internal/memfs"
 	"github.com/quire-kv/quire/store/tier"
 )
 
@@ -41,7 +42,7 @@ func bytesOn(t *testing.T, fs vfs.FS, dir string) (n int64) {
 // TestCase_C25_TenTimesTheCapacity publishes ten times the capacity into a full tier, with cleaning. The files, as the
 // file system counts them, never pass the bound, and what is left is whole.
 func TestCase_C25_TenTimesTheCapacity(t *testing.T) {
-	fs := vfs.NewMem()
+	fs := memfs.New()
 	o := worldOptions(fs)
 	o.SegmentBytes = 256 << 10
 	w := newWorld(t, newRand(t))
@@ -107,7 +108,7 @@ func (w *world) compactOrder() {
 func TestCase_C28_UndeletableFile(t *testing.T) {
 	var stuck atomic.Bool
 	manual := clock.NewManual(time.Unix(1, 0))
-	o := worldOptions(errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+	o := worldOptions(errorfs.Wrap(memfs.New(), errorfs.InjectorFunc(func(op errorfs.Op) error {
 		if stuck.Load() && op.Kind == errorfs.OpRemove && strings.HasSuffix(op.Path, ".seg") {
 			return syscall.EPERM
 		}
@@ -142,7 +143,7 @@ func TestCase_C28_UndeletableFile(t *testing.T) {
 func TestCase_C28_FailingReads(t *testing.T) {
 	var failing atomic.Bool
 	w := newWorld(t, newRand(t))
-	w.d = openDriver(t, worldOptions(errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+	w.d = openDriver(t, worldOptions(errorfs.Wrap(memfs.New(), errorfs.InjectorFunc(func(op errorfs.Op) error {
 		if failing.Load() && op.Kind == errorfs.OpFileReadAt && strings.HasSuffix(op.Path, ".seg") {
 			return syscall.EIO
 		}
@@ -165,7 +166,7 @@ func TestProbeBacksOff(t *testing.T) {
 	var failing atomic.Bool
 	var tries atomic.Int32
 	manual := clock.NewManual(time.Unix(1, 0))
-	o := worldOptions(errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+	o := worldOptions(errorfs.Wrap(memfs.New(), errorfs.InjectorFunc(func(op errorfs.Op) error {
 		if !failing.Load() || op.Kind != errorfs.OpFileWriteAt {
 			return nil
 		}
@@ -204,7 +205,7 @@ func TestProbeBacksOff(t *testing.T) {
 
 // TestOptions refuses what cannot work.
 func TestOptions(t *testing.T) {
-	fs := vfs.NewMem()
+	fs := memfs.New()
 	for want, o := range map[string]Options{
 		"Dir is empty":       {FS: fs, CapacityBytes: MinCapacityBytes},
 		"CapacityBytes is 1": {FS: fs, Dir: "d", CapacityBytes: 1},

@@ -6,8 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
+	"github.com/quire-kv/quire/internal/memfs"
 	"github.com/quire-kv/quire/store/tier"
 )
 
@@ -84,7 +83,7 @@ func BenchmarkClean(b *testing.B) {
 		b.Run(fmt.Sprintf("full=%v", share), func(b *testing.B) {
 			for b.Loop() {
 				const bytes = 8*blockBytes - 100
-				d := openDriver(b, Options{FS: vfs.NewMem(), Dir: "data", CapacityBytes: 256 << 20, SegmentBytes: 1<<20 + blockBytes, Readers: 1})
+				d := openDriver(b, Options{FS: memfs.New(), Dir: "data", CapacityBytes: 256 << 20, SegmentBytes: 1<<20 + blockBytes, Readers: 1})
 				n := int(share * float64(d.sizes.capacity) / (8 * blockBytes))
 				c := churn{b: b, d: d, rng: newRandOf(1), mem: extent(b, bytes, 1), live: make([]tier.Region, n), owner: map[uint32]int{}, name: make([]uint32, n), used: make([]bool, n)}
 				for i := range n {

@@ -9,13 +9,15 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/quire-kv/quire/internal/memfs"
 )
 
 // TestCrashAtEveryOperation crashes before every file system operation that changes something, with parts of what was not
 // synced lost, and opens what is left: with its index, and without.
 func TestCrashAtEveryOperation(t *testing.T) {
 	rng := newRand(t)
-	mem := vfs.NewCrashableMem()
+	mem := memfs.NewCrashable()
 	w := newWorld(t, rng)
 	every := 1
 	if testing.Short() {
@@ -34,7 +36,7 @@ func TestCrashAtEveryOperation(t *testing.T) {
 		}
 		before := w.state()
 		seed := uint64(k)
-		clone := func() *vfs.MemFS {
+		clone := func() memfs.FS {
 			return mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: []int{0, 50, 100}[k%3], RNG: rand.New(rand.NewPCG(seed, 1))})
 		}
 		kept, rebuilt := clone(), clone()

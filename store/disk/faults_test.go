@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/quire-kv/quire/internal/clock"
+	"github.com/quire-kv/quire/internal/memfs"
 	"github.com/quire-kv/quire/store/tier"
 )
 
@@ -99,7 +100,7 @@ func TestFaultAtEveryOperation(t *testing.T) {
 }
 
 func runWithFault(t *testing.T, f *faultyFS, seed uint64) (done, fatal bool) {
-	mem := vfs.NewCrashableMem()
+	mem := memfs.NewCrashable()
 	manual := clock.NewManual(time.Unix(1_000_000, 0))
 	o := worldOptions(errorfs.Wrap(mem, errorfs.InjectorFunc(f.inject)))
 	o.Clock = manual

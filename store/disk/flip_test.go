@@ -12,6 +12,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/quire-kv/quire/internal/memfs"
 	"github.com/quire-kv/quire/store/page"
 	"github.com/quire-kv/quire/store/tier"
 )
@@ -38,8 +39,8 @@ func flip(t *testing.T, fs vfs.FS, name string, at int64, bit int) {
 }
 
 // settled is a directory with a history, closed in order.
-func settled(t *testing.T, rng *rand.Rand) (*vfs.MemFS, *world) {
-	mem := vfs.NewCrashableMem()
+func settled(t *testing.T, rng *rand.Rand) (memfs.FS, *world) {
+	mem := memfs.NewCrashable()
 	w := newWorld(t, rng)
 	w.d = openDriver(t, worldOptions(mem))
 	w.script()

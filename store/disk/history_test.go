@@ -13,6 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"pgregory.net/rapid"
 
+	"github.com/quire-kv/quire/internal/memfs"
 	"github.com/quire-kv/quire/store/tier"
 )
 
@@ -20,7 +21,7 @@ import (
 // segments alone tell of are the same, and both are what the model says.
 func TestCase_C69_RebuildEqualsIndex(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		mem := vfs.NewCrashableMem()
+		mem := memfs.NewCrashable()
 		w := newWorld(quiet{t, rt}, newRandOf(rapid.Uint64().Draw(rt, "seed")))
 		w.d = openDriver(w.t, worldOptions(mem))
 		defer func() { _ = w.d.Close() }()
@@ -78,7 +79,7 @@ func (q quiet) Fatalf(format string, args ...any) { q.rt.Fatalf(format, args...)
 func (q quiet) Fatal(args ...any)                 { q.rt.Fatal(args...) }
 
 // places is what a directory tells of, without what ended there staying so.
-func places(rt *rapid.T, fs *vfs.MemFS) (out []string) {
+func places(rt *rapid.T, fs memfs.FS) (out []string) {
 	fs = fs.CrashClone(vfs.CrashCloneCfg{})
 	d, err := New(context.Background(), worldOptions(fs))
 	if err != nil {
@@ -101,7 +102,7 @@ func places(rt *rapid.T, fs *vfs.MemFS) (out []string) {
 }
 
 // restart goes on with what a crash left, after a check of it.
-func (w *world) restart(fs *vfs.MemFS, before state) {
+func (w *world) restart(fs memfs.FS, before state) {
 	var err error
 	if w.d, err = New(context.Background(), worldOptions(fs)); err != nil {
 		w.t.Fatal(err)
@@ -137,7 +138,7 @@ func (w *world) restart(fs *vfs.MemFS, before state) {
 
 // TestTwoOwners: a directory has one owner, and the other is told who.
 func TestTwoOwners(t *testing.T) {
-	for name, o := range map[string]Options{"memory": worldOptions(vfs.NewMem()), "disk": {Dir: t.TempDir(), CapacityBytes: MinCapacityBytes}} {
+	for name, o := range map[string]Options{"memory": worldOptions(memfs.New()), "disk": {Dir: t.TempDir(), CapacityBytes: MinCapacityBytes}} {
 		d := openDriver(t, o)
 		_, err := New(context.Background(), o)
 		if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprintf("data directory %s is in use by process ", o.Dir)) {

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/quire-kv/quire/internal/invariant"
+	"github.com/quire-kv/quire/internal/memfs"
 	"github.com/quire-kv/quire/store/tier"
 	"github.com/quire-kv/quire/store/tier/tiertest"
 )
@@ -70,10 +71,10 @@ func openDriver(t testing.TB, o Options) *Driver {
 
 // TestConformance on a file system in memory that can crash.
 func TestConformance(t *testing.T) {
-	disks := map[tier.Driver]*vfs.MemFS{}
+	disks := map[tier.Driver]memfs.FS{}
 	tiertest.Run(t, tiertest.Harness{
 		New: func(t testing.TB, capacity int64) tier.Driver {
-			fs := vfs.NewCrashableMem()
+			fs := memfs.NewCrashable()
 			d := openDriver(t, Options{FS: fs, Dir: "data", CapacityBytes: capacity, SegmentBytes: 256 << 10})
 			disks[d] = fs
 			return d

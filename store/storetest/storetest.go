@@ -17,6 +17,7 @@ import (
 
 	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/internal/clock"
+	"github.com/quire-kv/quire/internal/memfs"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store"
 	"github.com/quire-kv/quire/store/core"
@@ -76,7 +77,7 @@ func New(t testing.TB, o Options) *Fixture {
 		o.Geometry = core.Geometry{Heads: 4, Layers: 4, CellBytes: 4 << 10, Tokens: 16, Grade: page.Elements}
 	}
 	if d := o.Disk; d != nil {
-		d.FS = cmp.Or[vfs.FS](d.FS, vfs.NewMem())
+		d.FS = cmp.Or[vfs.FS](d.FS, memfs.New())
 		d.Dir, d.CapacityBytes = cmp.Or(d.Dir, "pages"), cmp.Or(d.CapacityBytes, 256<<20)
 	}
 	f := &Fixture{options: o, Geometry: o.Geometry, Group: page.GroupID{1}, Canonical: []byte("engine=test")}
