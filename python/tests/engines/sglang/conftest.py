@@ -7,6 +7,7 @@ import pathlib
 import sys
 
 import pytest
+from nursery import Nursery
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 HERE = pathlib.Path(__file__).resolve().parent
@@ -18,6 +19,13 @@ if str(HERE) not in sys.path:
 def folder(tmp_path_factory) -> pathlib.Path:
     """Where checkpoints, manifests and logs of the session lie."""
     return tmp_path_factory.mktemp("sglang")
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    """Processes that have imported the engine, with its copies between device and host replaced (hook/sitecustomize.py)."""
+    with Nursery("sglang.srt.entrypoints.engine", "sglang.srt.managers.scheduler", paths=[str(HERE / "hook"), str(HERE)]) as ready:
+        yield ready
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""One of two ranks over gloo, with the real controller: python rank_process.py RANK INIT_FILE CHECKPOINT SETTINGS.
+"""One of two ranks over gloo, with the real controller: main(RANK, INIT_FILE, CHECKPOINT, SETTINGS).
 
 Prints one line of JSON a step: what the rank found and loaded after the ranks agreed.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import sys
 from typing import Any
 
 import sglang_checkpoints as checkpoints
@@ -17,7 +16,8 @@ import torch.distributed as dist
 PAGES = 300
 
 
-def main(rank: int, meeting: str, folder: str, settings: dict[str, Any]) -> None:
+def main(number: str, meeting: str, folder: str, given: str) -> None:
+    rank, settings = int(number), json.loads(given)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     group = dist.new_group([0, 1], backend="gloo")
     c.run_as(pathlib.Path(folder), tp_rank=rank, tp_size=2)
@@ -61,7 +61,3 @@ def main(rank: int, meeting: str, folder: str, settings: dict[str, Any]) -> None
     dist.barrier(group)
     ours.close()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))

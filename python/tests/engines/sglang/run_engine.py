@@ -1,13 +1,15 @@
 """Runs the real SGLang engine on a CPU and does what it is told, one line of JSON for each command and answer.
 
-    python run_engine.py '{"model_path": ..., "tp_size": 1, ...}'     arguments of sglang.Engine beyond those below
+    main('{"model_path": ..., "tp_size": 1, ...}')     arguments of sglang.Engine beyond those below
 
-Standard output carries the answers; what the engine prints goes to standard error.
+Standard output carries the answers; what the engine prints goes to standard error. The engine's processes are forked where it
+would start new ones: what they import is imported already (nursery.py), and takes longer than all that is tested.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 from typing import Any
@@ -56,12 +58,14 @@ class Commands:
         return self.engine.loop.run_until_complete(coroutine)
 
 
-def main() -> None:
+def main(arguments: str) -> None:
+    multiprocessing.set_start_method("fork")
+    multiprocessing.set_start_method = lambda *_, **__: None  # the engine's own choice, spawn
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     from sglang.srt.entrypoints.engine import Engine
 
-    engine = Engine(**{**COMMON, **json.loads(sys.argv[1])})
+    engine = Engine(**{**COMMON, **json.loads(arguments)})
 
     def answer(value: Any) -> None:
         answers.write(json.dumps(value) + "\n")
@@ -79,7 +83,3 @@ def main() -> None:
             answer({"error": f"{type(e).__name__}: {e}"})
     engine.shutdown()
     answer("ended")
-
-
-if __name__ == "__main__":
-    main()

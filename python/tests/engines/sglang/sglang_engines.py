@@ -7,37 +7,32 @@ import os
 import pathlib
 import select
 import subprocess
-import sys
 import time
 from typing import Any
 
-import serving
+from nursery import Nursery
 
-HERE = pathlib.Path(__file__).resolve().parent
-START_SECONDS = 240.0  # it takes 20 to 100 s
+START_SECONDS = 240.0
 ANSWER_SECONDS = 120.0
 
 
 class EngineProcess:
     """One engine. Starts in the constructor; `up` waits until it serves. Arguments are those of sglang.Engine."""
 
-    def __init__(self, model: pathlib.Path, log: pathlib.Path, *, env: dict[str, str] | None = None, **args: Any) -> None:
+    def __init__(self, nursery: Nursery, model: pathlib.Path, log: pathlib.Path, *, env: dict[str, str] | None = None, **args: Any) -> None:
         self.log_file = log
         self.ranks = int(args.get("tp_size", 1))
-        paths = [str(HERE / "hook"), str(serving.ROOT / "python"), os.environ.get("PYTHONPATH", "")]
-        if os.environ.get("PYTHONPATH"):
-            paths = [paths[0], paths[2]]
-        environment = {
-            **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "CUDA_VISIBLE_DEVICES": "", "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
-            "SGLANG_NCCL_SO_PATH": "/nonexistent", "HF_HUB_OFFLINE": "1", **(env or {}),
-        }  # fmt: skip
-        if self.ranks == 1:
-            del environment["SGLANG_CPU_OMP_THREADS_BIND"]
-        self._out = log.open("ab")
-        self._process = serving.spawn(
-            [sys.executable, str(HERE / "run_engine.py"), json.dumps({"model_path": str(model), **args})],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._out, env=environment, start_new_session=True,
-        )  # fmt: skip
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "SGLANG_NCCL_SO_PATH": "/nonexistent", "HF_HUB_OFFLINE": "1", **(env or {})}
+        if self.ranks > 1:
+            environment["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"
+        asks, self._asks = os.pipe()
+        self._answers, answers = os.pipe()
+        with log.open("ab") as out:
+            self._process = nursery.run(
+                "run_engine", [json.dumps({"model_path": str(model), **args})], env=environment, stdin=asks, stdout=answers, stderr=out.fileno()
+            )
+        os.close(asks)
+        os.close(answers)
         self._buffer = b""
 
     def up(self) -> EngineProcess:
@@ -46,9 +41,7 @@ class EngineProcess:
 
     def call(self, name: str, *args: Any) -> Any:
         """One command of run_engine.Commands; RuntimeError with what it raised there."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([name, *args]).encode() + b"\n")
-        self._process.stdin.flush()
+        self._tell(name, *args)
         answer = self._line(ANSWER_SECONDS)
         if "error" in answer:
             raise RuntimeError(f"{name}: {answer['error']}")
@@ -79,26 +72,26 @@ class EngineProcess:
     def close(self) -> None:
         """Ends the engine and all its processes."""
         try:
-            if self._process.poll() is None and self._process.stdin is not None:
-                self._process.stdin.write(b'["end"]\n')
-                self._process.stdin.flush()
+            if self._process.poll() is None:
+                self._tell("end")
                 self._process.wait(20)
         except (OSError, subprocess.TimeoutExpired):
             pass
         finally:
             _end_session(self._process.pid)
             self._process.wait(20)
-            for f in (self._process.stdin, self._process.stdout, self._out):
-                if f is not None:
-                    f.close()
+            os.close(self._asks)
+            os.close(self._answers)
+
+    def _tell(self, name: str, *args: Any) -> None:
+        os.write(self._asks, json.dumps([name, *args]).encode() + b"\n")
 
     def _line(self, seconds: float) -> Any:
-        assert self._process.stdout is not None
         until = time.monotonic() + seconds
         while b"\n" not in self._buffer:
             left = until - time.monotonic()
-            ready = select.select([self._process.stdout], [], [], max(0.0, left))[0]
-            chunk = os.read(self._process.stdout.fileno(), 1 << 16) if ready else b""
+            ready = select.select([self._answers], [], [], max(0.0, left))[0]
+            chunk = os.read(self._answers, 1 << 16) if ready else b""
             if not chunk:
                 raise AssertionError(f"the engine {'ended' if ready else 'does not answer'}:\n{self.log()[-6000:]}")
             self._buffer += chunk

@@ -1,6 +1,6 @@
 """The real SGLang engine on a CPU over a real server: answers with and without Quire, and beside the file backend.
 
-Four engines run one after the other, because a start takes half a minute:
+Four engines run one after the other:
 
     page_first, TP 1    the file backend and Quire are filled; then the weights change
     page_head, TP 1     the file backend hits and answers wrong, Quire hits and answers right
@@ -57,8 +57,8 @@ def until(condition, what: str, seconds: float = 60.0) -> None:
 class Place:
     """One server, one checkpoint, one folder of the file backend, and what a plain engine answers."""
 
-    def __init__(self, server: serving.Server, folder, digests) -> None:
-        self.server, self.folder = server, folder
+    def __init__(self, nursery, server: serving.Server, folder, digests) -> None:
+        self.nursery, self.server, self.folder = nursery, server, folder
         self.model = checkpoints.llama(folder / "tiny", dtype=torch.float32)
         self.other = checkpoints.llama(folder / "other", dtype=torch.float32, seed=1)
         self.files = folder / "files"
@@ -71,7 +71,7 @@ class Place:
         start = {"hicache_storage_backend": "dynamic" if quire else "file", "hicache_storage_backend_extra_config": self.quire if quire else self.file}
         log = self.folder / f"engine-{layout}-{tp}-{len(os.listdir(self.folder))}.log"
         env = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(self.files), **how.pop("env", {})}
-        return EngineProcess(self.model, log, env=env, tp_size=tp, hicache_mem_layout=layout, **start, **how).up()
+        return EngineProcess(self.nursery, self.model, log, env=env, tp_size=tp, hicache_mem_layout=layout, **start, **how).up()
 
     def use_quire(self, engine: EngineProcess) -> None:
         """Exchanges the file backend for Quire at run time, with an empty radix tree."""
@@ -90,10 +90,10 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(quire_bin, tmp_path_factory, digests):
+def place(nursery, quire_bin, tmp_path_factory, digests):
     folder = tmp_path_factory.mktemp("engine")
     server = serving.Server(quire_bin, folder / "server").start()
-    yield Place(server, folder, digests)
+    yield Place(nursery, server, folder, digests)
     server.close()
 
 

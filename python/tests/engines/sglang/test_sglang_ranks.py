@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
 pytest.importorskip("sglang", reason="sglang is not installed in this environment")
 
-import serving
 import sglang_controllers as c
 
 pytestmark = [pytest.mark.sglang, pytest.mark.limit(240)]
 
-HERE = pathlib.Path(__file__).resolve().parent
 
-
-def test_case_c45_two_ranks_agree_after_a_partial_failure(quire_server, digests, llama, tmp_path):
+def test_case_c45_two_ranks_agree_after_a_partial_failure(nursery, quire_server, digests, llama, tmp_path):
     folder, _ = llama
     settings = c.settings_of(quire_server, digests(folder), lookup_timeout_ms=2000, load_timeout_ms=5000, save_timeout_ms=5000)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), *sys.path]))}
-    processes = [
-        serving.spawn(
-            [sys.executable, str(HERE / "rank_process.py"), str(rank), str(tmp_path / "meeting"), str(folder), json.dumps(settings)],
-            stdout=subprocess.PIPE, stderr=(tmp_path / f"rank{rank}.log").open("wb"), env=environment, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    said = [p.communicate(timeout=200)[0] for p in processes]
+    processes = []
+    for rank in range(2):
+        with (tmp_path / f"rank{rank}.out").open("wb") as out, (tmp_path / f"rank{rank}.log").open("wb") as log, open(os.devnull) as nothing:
+            argv = [str(rank), str(tmp_path / "meeting"), str(folder), json.dumps(settings)]
+            files = {"stdin": nothing.fileno(), "stdout": out.fileno(), "stderr": log.fileno()}
+            processes.append(nursery.run("rank_process", argv, env=os.environ, **files))
+    codes = [p.wait(200) for p in processes]
+    said = [(tmp_path / f"rank{rank}.out").read_text() for rank in range(2)]
     logs = "\n".join((tmp_path / f"rank{r}.log").read_text()[-3000:] for r in range(2))
-    assert [p.returncode for p in processes] == [0, 0], logs
+    assert codes == [0, 0], logs
     steps = [[json.loads(line) for line in out.splitlines() if line.startswith("{")] for out in said]
     assert steps[0] == steps[1], logs
     assert all(s["right"] and s["alive"] for s in steps[0])

@@ -1,9 +1,8 @@
-"""Drives the real radix tree: python tree_process.py CHECKPOINT LAYOUT SETTINGS. Prints one line of JSON."""
+"""Drives the real radix tree: main(CHECKPOINT, LAYOUT, SETTINGS) prints one line of JSON."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 import types
 from array import array
@@ -34,7 +33,7 @@ def settle(tree: Any, condition: Callable[[], Any], seconds: float = 20.0) -> bo
     return False
 
 
-def main(folder: str, layout: str, settings: str) -> dict[str, Any]:
+def main(folder: str, layout: str, settings: str) -> None:
     reset_context()
     args = ServerArgs(
         model_path=folder, device="cpu", page_size=PAGE, enable_hierarchical_cache=True, hicache_ratio=2.0, hicache_mem_layout=layout, skip_tokenizer_init=True,
@@ -86,8 +85,4 @@ def main(folder: str, layout: str, settings: str) -> dict[str, Any]:
     back = tree.tree_core.collect_full_device_indices(match.last_device_node, root)
     equal = all(torch.equal(buffer[back], w) for buffer, w in zip(buffers, want, strict=True))
     tree.detach_storage_backend()
-    return {"stored": stored, **forgotten, "loaded": loaded, "matched": len(back), "equal": equal}
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))
+    print(json.dumps({"stored": stored, **forgotten, "loaded": loaded, "matched": len(back), "equal": equal}))

@@ -6,6 +6,7 @@ the run to compare with is the one that hits the engine's own prefix cache.
 
 from __future__ import annotations
 
+import gc
 import glob
 import json
 import logging
@@ -39,6 +40,23 @@ def environment():
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collections(environment):
+    """What vLLM imports is never garbage, and looking through it takes half a second of CPU. vLLM does so five times for each engine
+    that starts and ends in a process: it freezes all there is, and thaws it again. Here the imports alone are frozen, and once."""
+    import vllm.v1.engine.core
+    import vllm.v1.worker.gpu_worker
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "unfreeze", lambda: None)
+        for module in (vllm.v1.engine.core, vllm.v1.worker.gpu_worker):
+            patch.setattr(module, "freeze_gc_heap", lambda: None)
+        gc.collect()
+        gc.freeze()
+        yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

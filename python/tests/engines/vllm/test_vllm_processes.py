@@ -9,14 +9,14 @@ and SmolLM2-135M in bfloat16, each time with a worker process: one computes, the
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 import vllm_models
+from nursery import Nursery
 from vllm_engine import BLOCK, ENVIRONMENT, prompts
 
 from quire_kv.chains import VLLMContract, vllm_chain
@@ -26,15 +26,36 @@ pytestmark = [pytest.mark.vllm, pytest.mark.limit(600)]
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE = 2 * 4 * BLOCK * 2 * 32 * 4
 WORKER_PROCESSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+IMPORTED = (
+    "vllm.entrypoints.llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.llama",
+)
 
 
-def run(task, **environment):
-    """The results of a task in a process of its own (vllm_engine.main)."""
-    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE.parents[2]), os.environ.get("PYTHONPATH")))), **environment}
-    done = subprocess.run([sys.executable, str(HERE / "vllm_engine.py"), json.dumps(task)], env=env, capture_output=True, text=True, timeout=300, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert done.returncode == 0 and lines, f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
-    return json.loads(lines[0].removeprefix("RESULT "))
+@pytest.fixture(scope="module")
+def nursery():
+    with Nursery(*IMPORTED, paths=[str(HERE)], env=ENVIRONMENT) as ready:
+        yield ready
+
+
+@pytest.fixture
+def run(nursery, tmp_path):
+    """run(task): the results of a task in a process of its own (vllm_engine.main)."""
+    runs = itertools.count()
+
+    def one(task, **environment):
+        out = tmp_path / f"engine{next(runs)}.out"
+        with out.open("wb") as both, open(os.devnull) as nothing:
+            files = {"stdin": nothing.fileno(), "stdout": both.fileno(), "stderr": both.fileno()}
+            code = nursery.run("forked_engine", [json.dumps(task)], env={**os.environ, **ENVIRONMENT, **environment}, **files).wait(300)
+        lines = [line for line in out.read_text().splitlines() if line.startswith("RESULT ")]
+        assert code == 0 and lines, f"exit code {code}\n{out.read_text()[-9000:]}"
+        return json.loads(lines[0].removeprefix("RESULT "))
+
+    return one
 
 
 def same(answers, wanted):
@@ -42,7 +63,7 @@ def same(answers, wanted):
     assert max(abs(u - v) for a, b in zip(answers, wanted, strict=True) for u, v in zip(a["logprobs"], b["logprobs"], strict=True)) < 1e-3
 
 
-def test_processes_and_ranks_share_one_copy(quire_bin, quire_server):
+def test_processes_and_ranks_share_one_copy(run, quire_bin, quire_server):
     folder = vllm_models.tiny()
     extra = {"server": quire_server.address, "model_digest": vllm_models.digest(quire_bin, folder), "weights": "frozen", "lookup_wait_ms": 10_000}
     a, b = prompts((64, 100, 33)), prompts((70, 97), seed=21)
@@ -52,9 +73,7 @@ def test_processes_and_ranks_share_one_copy(quire_bin, quire_server):
     one = run({**task, "prompts": a, "steps": ["generate"]})[1]
     assert quire_server.read_counter() == 0  # computed, as without a cache
 
-    two = run(
-        {**task, "prompts": a + b, "steps": ["settle", "generate"], "args": {"tensor_parallel_size": 2}}, **WORKER_PROCESSES, VLLM_CPU_OMP_THREADS_BIND="0|1"
-    )[2]
+    two = run({**task, "prompts": a + b, "steps": ["settle", "generate"], "args": {"tensor_parallel_size": 2}}, **WORKER_PROCESSES)[2]
     same(two[:3], one)
     assert [t["cached"] for t in two] == [(len(p) - 1) // BLOCK * BLOCK for p in a] + [0] * len(b)
     assert quire_server.read_counter() == (of_a + 1) * PAGE  # two slices of one copy, and the page that settled it
@@ -73,7 +92,7 @@ def test_processes_and_ranks_share_one_copy(quire_bin, quire_server):
         assert said["served"] and {e["view"] for e in said["extents"]} == views and len(said["extents"]) == len(views)
 
 
-def test_a_real_model_with_worker_processes(quire_bin, quire_server):
+def test_a_real_model_with_worker_processes(run, quire_bin, quire_server):
     """In bfloat16 the run to compare with is the one that hits the engine's own prefix cache."""
     try:
         folder = vllm_models.smollm()
