@@ -15,58 +15,55 @@ RACE_DIRS := store store/frame store/server store/server/data store/server/recor
              namespace/pebbleregistry internal/auth internal/daemon internal/demo internal/pebblefuse store/disk store/disk/index e2e
 RACE      := $(foreach d,$(RACE_DIRS),$(if $(wildcard $(d)/*_test.go),./$(d)))
 
-# Everything but the race run is built without cgo: two flavours of each package at most.
+# Everything but the race run is built without cgo, and all of it without this folder's path: two flavours of each package at
+# most, which all checkouts of a machine share in Go's build cache.
 export CGO_ENABLED := 0
+export GOFLAGS     := $(filter-out -trimpath,$(GOFLAGS)) -trimpath
 
 .DEFAULT_GOAL := build
 PYTHON := test-python-engines test-python-core
 ENGINE := test-python-vllm test-python-sglang test-python-lmcache
 # Engines go one after the other, and beside what mostly waits.
 PARTS  := format vet staticcheck proto-check $(PYTHON) test-plain test-race cross
+PART   := tools/check/timed.sh
 .PHONY: build test $(PARTS) $(ENGINE) test-python proto proto-baseline fuzz clean
 
 build:
-	$(GO) build -trimpath -o bin/quire ./cmd/quire
+	$(GO) build -o bin/quire ./cmd/quire
 
-# Much of it waits: for answers, engines and stores that are away. Each part's output comes when the part has ended.
+# Much of it waits: for answers, engines and stores that are away. Each part's output comes when the part has ended, with the
+# time that it took; all times come at the end.
 test:
-	@$(MAKE) --no-print-directory -j$(JOBS) --output-sync=target $(PARTS)
+	@times="$$(mktemp)"; PART_TIMES="$$times" $(MAKE) --no-print-directory -j$(JOBS) --output-sync=target $(PARTS); code=$$?; \
+	  cat "$$times"; rm -f "$$times"; exit $$code
 
 format:
-	@echo '== gofmt'
-	@bad="$$(gofmt -l .)"; \
-	  if [ -n "$$bad" ]; then echo "not formatted (run gofmt -w):"; echo "$$bad"; exit 1; fi
+	@$(PART) gofmt sh -c 'bad="$$(gofmt -l .)"; [ -z "$$bad" ] || { echo "not formatted (run gofmt -w):"; echo "$$bad"; exit 1; }'
 
 vet:
-	@echo '== go vet'
-	$(GO) vet ./...
+	@$(PART) 'go vet' $(GO) vet ./...
 
 staticcheck:
-	@echo '== staticcheck'
-	$(STATICCHECK) ./...
+	@$(PART) staticcheck $(STATICCHECK) ./...
 
 proto-check:
-	@echo '== proto: lint, breaking changes, generated code'
-	$(BUF) lint
-	$(BUF) breaking --against proto/baseline.binpb
-	@BUF='$(BUF)' tools/check/generated.sh
+	@BUF='$(BUF)' $(PART) 'wire contract' tools/check/proto.sh
 
 cross:
-	@echo '== cross-builds'
-	@GO='$(GO)' tools/check/cross.sh
+	@GO='$(GO)' $(PART) cross-builds tools/check/cross.sh
 
+# What was vetted is not vetted again with each test. No result is taken from a cache: processes that tests start are built
+# from sources of which that knows nothing.
 test-plain:
-	@echo '== go test'
-	$(GO) test $(TESTFLAGS) ./...
+	@$(PART) 'go test' $(GO) test -vet=off -count=1 $(TESTFLAGS) ./...
 
 test-race:
-	@echo '== go test -race'
-	CGO_ENABLED=1 $(GO) test -race -short $(TESTFLAGS) $(RACE)
+	@CGO_ENABLED=1 $(PART) 'go test -race' $(GO) test -race -short -vet=off -count=1 $(TESTFLAGS) $(RACE)
 
 test-python: $(PYTHON)
 
 $(PYTHON) $(ENGINE): test-python-%:
-	@tools/check/python.sh $*
+	@$(PART) 'python $*' tools/check/python.sh $*
 
 proto:
 	$(BUF) generate

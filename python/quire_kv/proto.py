@@ -2,7 +2,7 @@
 
 There is no generated code, so any protobuf from 4.25 on serves, and the classes live in a pool of their own: they meet
 no other package's. A message quire.v1.FetchRequest is `proto.FetchRequest`; a nested one, or one of google.protobuf, is
-had from `message`. `make proto` writes the set, tools/check/generated.sh holds it to the .proto files.
+had from `message`. `make proto` writes the set, tools/check/proto.sh holds it to the .proto files.
 
     proto.FetchRequest(lease_id=b"l").SerializeToString()
     proto.parse(proto.FetchResponse, body)       QuireError where the bytes are no such message

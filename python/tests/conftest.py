@@ -23,11 +23,15 @@ import sys
 import pytest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
+# One thread for torch, wherever: models of tests are so small that more threads mostly spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 if importlib.util.find_spec("quire_kv") is None:
     sys.path.insert(0, str(SOURCE))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))
 
 import serving  # noqa: E402  (beside this file)
+import sharing  # noqa: E402
 
 ENGINES = ("vllm", "sglang", "lmcache")
 LIMIT_SECONDS = 120.0
@@ -109,11 +113,23 @@ def pytest_runtest_protocol(item, nextitem):
 _stderr = os.fdopen(os.dup(2), "w")  # before pytest captures it
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     for item in items:
         for engine in ENGINES:
             if item.get_closest_marker(engine) and importlib.util.find_spec(engine) is None:
                 item.add_marker(pytest.mark.skip(reason=f"{engine} is not installed in this environment"))
+    if sharing.folder():
+        sharing.long_first(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session):
+    claims = sharing.folder()
+    if claims is None or session.testsfailed or session.config.option.collectonly:
+        return None  # pytest's own
+    sharing.run(session, claims)
+    return True
 
 
 def pytest_sessionfinish(session, exitstatus):

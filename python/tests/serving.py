@@ -80,10 +80,18 @@ def build_quire() -> pathlib.Path:
     folder = cache_dir() / "bin"
     folder.mkdir(parents=True, exist_ok=True)
     binary = folder / f"quire-{state.hexdigest()[:16]}"
+    with (folder / ".building").open("w") as building:
+        fcntl.flock(building, fcntl.LOCK_EX)  # suites that begin together build it once
+        _build(go, binary)
+    return binary
+
+
+def _build(go: str, binary: pathlib.Path) -> None:
+    folder = binary.parent
     while not _use(binary):
         made = folder / f".{binary.name}.{os.getpid()}"
         built = subprocess.run(
-            [go, "build", "-o", str(made), "./cmd/quire"],
+            [go, "build", "-trimpath", "-o", str(made), "./cmd/quire"],
             cwd=ROOT,
             env={**os.environ, "CGO_ENABLED": "0"},
             capture_output=True,
@@ -94,7 +102,6 @@ def build_quire() -> pathlib.Path:
             raise RuntimeError(f"go build ./cmd/quire: {built.stderr.strip()}")
         made.rename(binary)
         _prune(folder)
-    return binary
 
 
 _used: list[IO[bytes]] = []  # binaries that this process may start yet, locked for as long as it lives

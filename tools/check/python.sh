@@ -20,8 +20,10 @@ engines=(vllm sglang lmcache)
 cache="${QUIRE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/quire}"
 kept_days=30 # an environment that no run used for so long is removed
 limit=40m    # of one suite
+shares=3     # processes that share the core suite: each of them waits for most of its time
 scratch="$(mktemp -d)"
-trap 'rm -rf "$scratch"' EXIT
+children=()
+trap 'kill "${children[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
 
 say() { printf '== %s\n' "$*" >&2; }
 
@@ -117,8 +119,24 @@ package() {
 tests() {
   local env=$1 site=$2
   shift 2
-  PATH="$env/bin:$PATH" PYTHONPATH="$site" QUIRE_TESTS_MUST_RUN=1 timeout -k 10 "$limit" \
-    "$env/bin/pytest" -q -p no:cacheprovider -c python/pyproject.toml --rootdir python "$@"
+  ${instead:+exec} env PATH="$env/bin:$PATH" PYTHONPATH="$site" QUIRE_TESTS_MUST_RUN=1 timeout -k 10 "$limit" \
+    "$env/bin/pytest" -q --durations=10 --durations-min=5 -p no:cacheprovider -c python/pyproject.toml --rootdir python "$@"
+}
+
+# shared ENV SITE PYTEST ARGS: as tests, by several processes that share the tests (python/tests/sharing.py), one output after the other.
+shared() {
+  local claims n failed=0 instead=yes
+  claims="$(mktemp -d -p "$scratch")"
+  for n in $(seq "$shares"); do
+    QUIRE_TESTS_SHARED="$claims" tests "$@" >"$claims.$n" 2>&1 &
+    children[n]=$!
+  done
+  for n in $(seq "$shares"); do
+    wait "${children[n]}" || failed=1
+    unset "children[n]"
+    cat "$claims.$n"
+  done
+  return "$failed"
 }
 
 lint() {
@@ -132,14 +150,15 @@ lint() {
 no_engines="not ($(printf '%s or ' "${engines[@]}" | sed 's/ or $//'))"
 
 core() {
-  local env site
+  local env site how=shared
   env="$(environment core)" || { echo "core: $env" >&2; return 1; }
   lint "$env"
   site="$(package "$env")"
+  [ $# = 0 ] || how=tests
   say 'python core'
-  tests "$env" "$site" -m "$no_engines" "${@:-python/tests}"
+  "$how" "$env" "$site" -m "$no_engines" "${@:-python/tests}"
   say 'python core, without the native helper'
-  QUIRE_KV_NATIVE=0 tests "$env" "$site" -m "$no_engines and not once" "${@:-python/tests}"
+  QUIRE_KV_NATIVE=0 "$how" "$env" "$site" -m "$no_engines and not once" "${@:-python/tests}"
 }
 
 engine() {

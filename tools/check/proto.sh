@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# The committed Go of proto/, and the descriptor set of the Python client, equal what buf makes now. BUF may name the command that runs buf.
+# The wire contract: lint, no breaking change, and the committed Go of proto/ and descriptor set of the Python client equal
+# what buf makes now. BUF may name the command that runs buf.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 BUF="${BUF:-go tool -modfile=tools/buf/go.mod buf}"
+$BUF lint
+$BUF breaking --against proto/baseline.binpb
 $BUF generate -o "$scratch"
 for made in "$scratch"/proto/quire/v1/*.pb.go; do
   kept="proto/quire/v1/$(basename "$made")"
