@@ -60,7 +60,7 @@ func TestCase_C61_ConversationsTakeTurns(t *testing.T) {
 					}
 				}
 				done[c]++
-				mustPublish(t, f, chain[:32*done[c]*perTurn], whole)
+				offer(t, f, chain[:32*done[c]*perTurn], whole)
 				settle(t, f)
 				if left := len(turnsTaken) - 1 - i; left%32 > 0 || left > len(turnsTaken)/2 {
 					continue

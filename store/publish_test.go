@@ -19,15 +19,27 @@ var whole = page.View{}
 
 func mustPublish(t *testing.T, f *storetest.Fixture, hashes []byte, v page.View) {
 	t.Helper()
+	if refused := offer(t, f, hashes, v); refused > 0 {
+		t.Fatalf("%d pages were not worth their room", refused)
+	}
+}
+
+// offer publishes pages, and counts those that are not worth their room.
+func offer(t *testing.T, f *storetest.Fixture, hashes []byte, v page.View) (refused int) {
+	t.Helper()
 	rs, err := f.Publish(t.Context(), f.Caller, hashes, v, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, r := range rs {
-		if r.Outcome != core.Committed && r.Outcome != core.Present {
+		switch {
+		case r.Outcome == core.Refused && r.Reason == reason.NotWorth:
+			refused++
+		case r.Outcome != core.Committed && r.Outcome != core.Present:
 			t.Fatalf("page %d: %v %v", i, r.Outcome, r.Reason)
 		}
 	}
+	return refused
 }
 
 // wantPages fetches and compares every byte; miss[i] says the reason that page i must be missing with.

@@ -8,7 +8,7 @@ func TestEvictionText(t *testing.T) {
 		"": nil,
 		"saves 80 % of what can be, +60 % against LRU   shards by mode: strict in 1, value in 3": {200, 100, 80, modes},
 		"saves 40 % of what can be, -20 % against LRU   shards by mode: strict in 1, value in 3": {200, 100, 40, modes},
-		"saves 0 % of what can be   shards by mode: value in 4":                                {200, 100, 0, []modeView{{"lru", 0, 0}, {"value", 4, 0}}},
+		"saves 0 % of what can be   shards by mode: value in 4":                                  {200, 100, 0, []modeView{{"lru", 0, 0}, {"value", 4, 0}}},
 	} {
 		if got := e.text(); got != want {
 			t.Errorf("%+v: %q, want %q", e, got, want)
