@@ -27,8 +27,8 @@ func (a *app) topCommand() *cobra.Command {
 pages and bytes a second, leases and sessions, and below them namespaces, tenants or engine instances by use. Press ? there
 for the keys. A server that is lost is tried again.
 
-Without a terminal, with --once or with -o json it watches for one interval, prints what it saw, and ends. Needs the role
-operator or read-only.`,
+Without a terminal, on a dumb one, with --once or with -o json it watches for one interval, prints what it saw, and ends.
+Needs the role operator or read-only.`,
 		Example: `  quire top
   quire top --server gpu-1.example:7420 --ca ca.pem --token-file operator.token
   quire top --once
@@ -51,6 +51,9 @@ operator or read-only.`,
 
 // onTerminal says whether a screen can be drawn and keys be read.
 func (a *app) onTerminal() bool {
+	if a.getenv("TERM") == "dumb" { // it moves no cursor
+		return false
+	}
 	for _, f := range []any{a.in, a.out} {
 		file, ok := f.(*os.File)
 		if !ok || !term.IsTerminal(int(file.Fd())) {

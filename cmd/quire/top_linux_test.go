@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -62,6 +63,20 @@ func TestTopFindsAServerAgain(t *testing.T) {
 	until("the other server", func() bool { return m.trouble == "" && m.data.BootID != boot })
 	if len(m.trail) > 0 {
 		t.Error("curves join two servers")
+	}
+}
+
+// TestTopOnADumbTerminal: nothing is drawn where no cursor moves.
+func TestTopOnADumbTerminal(t *testing.T) {
+	f, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("there are no terminals: %v", err)
+	}
+	defer f.Close()
+	for kind, want := range map[string]bool{"TERM=xterm": true, "TERM=dumb": false} {
+		if a := (&app{world: world{in: f, out: f, env: []string{kind}}}); a.onTerminal() != want {
+			t.Errorf("%s is a terminal to draw on: %v", kind, !want)
+		}
 	}
 }
 

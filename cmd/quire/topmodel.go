@@ -15,6 +15,7 @@ import (
 type topModel struct {
 	server        string
 	width, height int
+	ascii         bool // the terminal shows nothing else
 	now           time.Time
 
 	last    *topSample // nil: none yet

@@ -41,7 +41,7 @@ func (a *app) topScreen(ctx context.Context, interval time.Duration) error {
 func runTop(ctx context.Context, screen tcell.Screen, m *topModel, news <-chan topNews, now func() time.Time, colour bool) {
 	clock := time.NewTicker(time.Second) // "no answer for 12s" goes on without news
 	defer clock.Stop()
-	m.now = now()
+	m.now, m.ascii = now(), screen.CharacterSet() != "UTF-8"
 	for {
 		m.resize(screen.Size()) // not what events say: some terminals report it the wrong way round
 		drawTop(screen, m.view(), colour)

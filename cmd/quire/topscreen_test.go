@@ -89,6 +89,20 @@ func TestTopOnATerminal(t *testing.T) {
 	}
 }
 
+// TestTopInASCII: where the locale has no Unicode, curves are of what there is.
+func TestTopInASCII(t *testing.T) {
+	for locale, curve := range map[string]string{"C": " _#_", "C.UTF-8": " ▁█▁"} {
+		t.Setenv("LC_ALL", locale)
+		size := vt.Coord{X: 120, Y: 30}
+		x := newTerminal(t, false)
+		for seconds := range 4 {
+			x.news <- topNews{sample: sampleAt(t, 10+seconds)}
+		}
+		x.waitFor(t, "THE LAST 3", size)
+		x.waitFor(t, curve, size)
+	}
+}
+
 // TestTopWithoutColour: the same text, and no colour anywhere.
 func TestTopWithoutColour(t *testing.T) {
 	size := vt.Coord{X: 120, Y: 30}

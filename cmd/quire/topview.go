@@ -137,14 +137,29 @@ func (m *topModel) headLines() []topLine {
 		instances)
 }
 
-// barCells is how wide the bar of a tier is.
-const barCells = 24
+// The bar of a tier is as wide as a line has room for beside the rest of it.
+const (
+	leastBarCells = 8
+	mostBarCells  = 24
+	tierCells     = 71 // of the rest
+)
+
+func (m *topModel) barCells() int {
+	if m.width == 0 { // no screen
+		return mostBarCells
+	}
+	return min(max(m.width-tierCells, leastBarCells), mostBarCells)
+}
 
 // fullTier is the share from which a tier's bar changes colour: it evicts, or soon will.
 const fullTier = 0.9
 
 func (m *topModel) tierLines() []topLine {
-	lines := []topLine{headed(fmt.Sprintf("%-5s %-*s %6s  %10s %10s  %11s  %11s  %9s", "TIER", barCells+2, "PAGES #  ELSE =", "USED", "BYTES", "OF", "WATER LEVEL", "EVICTED", "EVICTED/s"))}
+	cells, legend := m.barCells(), "PAGES #  ELSE ="
+	if len(legend) > cells+2 {
+		legend = "PAGES #"
+	}
+	lines := []topLine{headed(fmt.Sprintf("%-5s %-*s %6s  %9s %9s  %11s  %9s  %9s", "TIER", cells+2, legend, "USED", "BYTES", "OF", "WATER LEVEL", "EVICTED", "EVICTED/s"))}
 	for _, t := range m.data.Tiers {
 		other := t.Slack + t.Metadata
 		used := partOf(float64(t.Live+other), float64(t.Capacity))
@@ -156,8 +171,8 @@ func (m *topModel) tierLines() []topLine {
 		if m.data.Rates != nil {
 			evicting = m.data.Rates.tiers[t.Tier]
 		}
-		lines = append(lines, line(plain(fmt.Sprintf("%-5s ", t.Tier)), topSpan{bar(partOf(float64(t.Live), float64(t.Capacity)), partOf(float64(other), float64(t.Capacity))), style},
-			plain(fmt.Sprintf(" %6s  %10s %10s  %11.3g  %11s  %9s", percentText(used), bytesText(t.Live+other), bytesText(t.Capacity), t.WaterLevel, countText(t.Evicted), rateText(evicting)))))
+		lines = append(lines, line(plain(fmt.Sprintf("%-5s ", t.Tier)), topSpan{bar(cells, partOf(float64(t.Live), float64(t.Capacity)), partOf(float64(other), float64(t.Capacity))), style},
+			plain(fmt.Sprintf(" %6s  %9s %9s  %11.3g  %9s  %9s", percentText(used), bytesText(t.Live+other), bytesText(t.Capacity), t.WaterLevel, countText(t.Evicted), rateText(evicting)))))
 		switch {
 		case !t.Writable:
 			lines = append(lines, line(topSpan{fmt.Sprintf("%-5s takes nothing: %s", "", printable(cmp.Or(t.Trouble, "degraded"))), topBad}))
@@ -168,14 +183,14 @@ func (m *topModel) tierLines() []topLine {
 	return lines
 }
 
-// bar is [####==  ]: shares of one whole.
-func bar(live, other float64) string {
+// bar is [####==  ]: shares of one whole, in so many cells.
+func bar(cells int, live, other float64) string {
 	if math.IsNaN(live) {
-		return "[" + strings.Repeat(" ", barCells) + "]"
+		return "[" + strings.Repeat(" ", cells) + "]"
 	}
-	full := int(math.Round(min(1, live) * barCells))
-	rest := min(barCells-full, int(math.Round(other*barCells)))
-	return "[" + strings.Repeat("#", full) + strings.Repeat("=", rest) + strings.Repeat(" ", barCells-full-rest) + "]"
+	full := int(math.Round(min(1, live) * float64(cells)))
+	rest := min(cells-full, int(math.Round(other*float64(cells))))
+	return "[" + strings.Repeat("#", full) + strings.Repeat("=", rest) + strings.Repeat(" ", cells-full-rest) + "]"
 }
 
 func percentText(share float64) string {
@@ -217,6 +232,9 @@ func (m *topModel) curve(get func(*topRates) float64) string {
 		}
 	}
 	steps := []rune("▁▂▃▄▅▆▇█")
+	if m.ascii {
+		steps = []rune("_.:-=+*#")
+	}
 	var b strings.Builder
 	for i := range m.trail {
 		v := get(&m.trail[i])
