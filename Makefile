@@ -12,7 +12,7 @@ BUF         := $(GO) tool -modfile=tools/buf/go.mod buf
 
 # The race detector runs where goroutines are, at a tenth of the speed: long searches are whole without it, and short with it.
 RACE_DIRS := store store/frame store/server store/server/data store/server/record store/server/shm store/shm/socket store/client store/host store/rpc namespace namespace/memregistry \
-             namespace/pebbleregistry internal/auth internal/daemon internal/demo internal/pebblefuse store/disk store/disk/index e2e
+             namespace/pebbleregistry internal/auth internal/daemon internal/demo internal/pebblefuse internal/playback store/disk store/disk/index e2e
 RACE      := $(foreach d,$(RACE_DIRS),$(if $(wildcard $(d)/*_test.go),./$(d)))
 
 # Everything but the race run is built without cgo, and all of it without this folder's path: two flavours of each package at

@@ -32,6 +32,9 @@ var named = []struct {
 // replay says for the same policy and as many pages as the store held. All pages of a namespace are in one shard, so the
 // number of shards makes no difference: the prediction is that of one.
 func TestReplayPredictsTheLiveStore(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and one request after the other")
+	}
 	w := excerpt(t)
 	for _, p := range named {
 		for _, o := range []setting{
@@ -75,6 +78,9 @@ func near(t *testing.T, x *world, o *setting, tolerance float64) {
 // TestReplayDecidesAsTheStoreDoes: with the seed of a store, a replay serves, takes, evicts and refuses exactly the same,
 // whether bytes are fetched or not, whether room or records end first, with a small sample too, and in several shards.
 func TestReplayDecidesAsTheStoreDoes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long, and one request after the other")
+	}
 	whole := excerpt(t)
 	three := spread(whole, 3)
 	small := func() evict.Policy {
@@ -125,6 +131,9 @@ func TestReplayDecidesAsTheStoreDoes(t *testing.T) {
 // replay comes depends on how they meet: on a clock that stands still it knows no more than the order of their answers.
 func TestReplayTakesRequestsThatOverlap(t *testing.T) {
 	w := spread(excerpt(t), 3)
+	if testing.Short() {
+		w.Requests = w.Requests[:200]
+	}
 	for _, p := range named {
 		t.Run(p.name, func(t *testing.T) {
 			o := setting{tierBytes: 14 * mib, pageBytes: 4 * kib, policy: p.make}
