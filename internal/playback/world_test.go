@@ -59,7 +59,10 @@ type setting struct {
 // slotBytes is what a page takes of the host tier.
 func (o *setting) slotBytes() uint64 { return uint64(o.pageBytes) + 4096 } // its header is less
 
-const defaultShards = 4
+const (
+	defaultShards = 4
+	maxAhead      = 12 // requests, of the first that is not done
+)
 
 // seed is any one: the same play shall be the same each time.
 const seed = 7
@@ -185,11 +188,23 @@ func (x *world) node(o *setting, held int) replay.Node {
 func (x *world) play(t testing.TB, o playback.Options) (r playback.Result, held int) {
 	t.Helper()
 	o.Group, o.Clock = x.group, x.clock
-	o.Before = func(_ context.Context, _ int, seconds float64) error {
+	done := make([]chan struct{}, len(x.workload.Requests))
+	for i := range done {
+		done[i] = make(chan struct{})
+	}
+	o.Before = func(ctx context.Context, i int, seconds float64) error {
+		if i >= maxAhead { // the trace runs away from no request under way: its leases would end
+			select {
+			case <-done[i-maxAhead]:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
 		x.clock.Advance(time.Duration(seconds*float64(time.Second)) - time.Duration(x.clock.Now()))
 		return nil
 	}
-	o.After = func(context.Context, int, *playback.Result) error {
+	o.After = func(_ context.Context, i int, _ *playback.Result) error {
+		close(done[i])
 		held = max(held, int(x.store.Status().Totals.Pages))
 		return nil
 	}
