@@ -134,7 +134,7 @@ func TestCase_C51_Explain(t *testing.T) {
 	if p := x[2]; p.ScoreUnit != "" || p.ScoreTier != "" || p.RankedPages != 0 {
 		t.Errorf("what a page that is not there is worth: %v", p)
 	}
-	if st, err := op.admin.Status(ctx(t), &quirev1.StatusRequest{}); err != nil || len(st.GetEviction().GetModes()) != 4 || st.Eviction.UsedFlops <= 0 {
+	if st, err := op.admin.Status(ctx(t), &quirev1.StatusRequest{}); err != nil || len(st.GetEviction().GetModes()) != 3 || st.Eviction.UsedFlops <= 0 {
 		t.Errorf("what eviction knows: %v, %v", st.GetEviction(), err)
 	}
 	if p := x[2]; p.Served || p.Reason != quirev1.Reason_REASON_ABSENT || !strings.HasPrefix(p.Text, "Not served: ") {
