@@ -31,7 +31,6 @@ if importlib.util.find_spec("quire_kv") is None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))
 
 import serving  # noqa: E402  (beside this file)
-import sharing  # noqa: E402
 
 ENGINES = ("vllm", "sglang", "lmcache")
 LIMIT_SECONDS = 120.0
@@ -99,11 +98,15 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
+def _limit(item: pytest.Item) -> float:
+    """Seconds that a test may take."""
+    mark = item.get_closest_marker("limit")
+    return float(mark.args[0]) if mark else LIMIT_SECONDS
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item, nextitem):
-    mark = item.get_closest_marker("limit")
-    seconds = float(mark.args[0]) if mark else LIMIT_SECONDS
-    faulthandler.dump_traceback_later(seconds, exit=True, file=_stderr)
+    faulthandler.dump_traceback_later(_limit(item), exit=True, file=_stderr)
     try:
         return (yield)
     finally:
@@ -119,24 +122,15 @@ def pytest_collection_modifyitems(config, items):
         for engine in ENGINES:
             if item.get_closest_marker(engine) and importlib.util.find_spec(engine) is None:
                 item.add_marker(pytest.mark.skip(reason=f"{engine} is not installed in this environment"))
-    if sharing.folder():
-        sharing.long_first(items)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session):
-    claims = sharing.folder()
-    if claims is None or session.testsfailed or session.config.option.collectonly:
-        return None  # pytest's own
-    sharing.run(session, claims)
-    return True
+    if os.environ.get("PYTEST_XDIST_WORKER"):  # long ones first, so that none is begun when the other processes are through
+        items.sort(key=lambda item: -_limit(item))
 
 
 def pytest_sessionfinish(session, exitstatus):
     """Nothing passed: not a success, whatever was skipped or deselected."""
     if os.environ.get("QUIRE_TESTS_MUST_RUN") and exitstatus == pytest.ExitCode.OK:
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        if not reporter.stats.get("passed"):
+        if reporter is not None and not reporter.stats.get("passed"):  # None: a process that reports to another
             reporter.write_line("no test passed: this run shows nothing", red=True)
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 

@@ -20,10 +20,9 @@ engines=(vllm sglang lmcache)
 cache="${QUIRE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/quire}"
 kept_days=30 # an environment that no run used for so long is removed
 limit=40m    # of one suite
-shares=3     # processes that share the core suite: each of them waits for most of its time
+shares=3     # processes that share the core suite, which waits for most of its time
 scratch="$(mktemp -d)"
-children=()
-trap 'kill "${children[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
+trap 'rm -rf "$scratch"' EXIT
 
 say() { printf '== %s\n' "$*" >&2; }
 
@@ -119,24 +118,8 @@ package() {
 tests() {
   local env=$1 site=$2
   shift 2
-  ${instead:+exec} env PATH="$env/bin:$PATH" PYTHONPATH="$site" QUIRE_TESTS_MUST_RUN=1 timeout -k 10 "$limit" \
+  PATH="$env/bin:$PATH" PYTHONPATH="$site" QUIRE_TESTS_MUST_RUN=1 timeout -k 10 "$limit" \
     "$env/bin/pytest" -q --durations=10 --durations-min=5 -p no:cacheprovider -c python/pyproject.toml --rootdir python "$@"
-}
-
-# shared ENV SITE PYTEST ARGS: as tests, by several processes that share the tests (python/tests/sharing.py), one output after the other.
-shared() {
-  local claims n failed=0 instead=yes
-  claims="$(mktemp -d -p "$scratch")"
-  for n in $(seq "$shares"); do
-    QUIRE_TESTS_SHARED="$claims" tests "$@" >"$claims.$n" 2>&1 &
-    children[n]=$!
-  done
-  for n in $(seq "$shares"); do
-    wait "${children[n]}" || failed=1
-    unset "children[n]"
-    cat "$claims.$n"
-  done
-  return "$failed"
 }
 
 lint() {
@@ -150,15 +133,15 @@ lint() {
 no_engines="not ($(printf '%s or ' "${engines[@]}" | sed 's/ or $//'))"
 
 core() {
-  local env site how=shared
+  local env site
   env="$(environment core)" || { echo "core: $env" >&2; return 1; }
   lint "$env"
   site="$(package "$env")"
-  [ $# = 0 ] || how=tests
+  [ $# -gt 0 ] || set -- -n "$shares" --dist load --maxschedchunk 1 --max-worker-restart 0 python/tests
   say 'python core'
-  "$how" "$env" "$site" -m "$no_engines" "${@:-python/tests}"
+  tests "$env" "$site" -m "$no_engines" "$@"
   say 'python core, without the native helper'
-  QUIRE_KV_NATIVE=0 "$how" "$env" "$site" -m "$no_engines and not once" "${@:-python/tests}"
+  QUIRE_KV_NATIVE=0 tests "$env" "$site" -m "$no_engines and not once" "$@"
 }
 
 engine() {
