@@ -562,8 +562,8 @@ class Cache:
         if not isinstance(error, QuireError):
             self._say(f"{what} {type(error).__name__}", f"quire: {what} failed: {_line(error)}", exc_info=error)
             return reason
-        if isinstance(error, Crowded):  # of our own making: no word of the store's
-            self._say(f"{what} crowded", f"quire: {what} was not made: {_line(error)}")
+        if isinstance(error, Crowded) or isinstance(error, _client.DeadlineError) and error.crowded:  # of our own making: no word of the store's
+            self._say(f"{what} crowded", f"quire: {what} waited for other calls: {_line(error)}")
         elif not error.broken:
             self._answered()
             if reason in _ENDED:

@@ -18,7 +18,12 @@ def again(error: QuireError) -> QuireError:
 
 
 class DeadlineError(QuireError):
-    """The call ran out of time: whether the server did what was asked is not known."""
+    """The call ran out of time: whether the server did what was asked is not known.
+
+    `crowded`: most of its time went by while it waited for other calls of this client, so it says nothing of the server.
+    """
+
+    crowded = False
 
     def __init__(self, message: str = "the call ran out of time") -> None:
         super().__init__(Reason.UNKNOWN, message, broken=True)

@@ -250,8 +250,11 @@ class Pool:
             full = self._running[kind] >= self._limit
             if not full:
                 self._running[kind] += 1
+        crowded = False
         if full:
+            given = call.left()
             self._enter(kind, call)
+            crowded = call.deadline - time.monotonic() < given / 2
         try:
             try:
                 connection = self._take(call)
@@ -260,6 +263,9 @@ class Pool:
             except QuireError as e:
                 raise e if not e.broken or call.cancelled is not None else Unreachable(e) from None
             return self._use(connection, call, use)
+        except DeadlineError as e:
+            e.crowded = crowded
+            raise
         finally:
             with self._lock:
                 self._running[kind] -= 1

@@ -12,7 +12,7 @@ from waiting import wait_for
 from quire_kv.breaker import FAILURES
 from quire_kv.cache import Cache
 from quire_kv.config import Config
-from quire_kv.deadline import Call
+from quire_kv.deadline import Call, DeadlineError
 from quire_kv.errors import QuireError, Reason
 from quire_kv.frames import BULK, SHORT, Crowded, Pool
 
@@ -75,6 +75,35 @@ def test_a_call_that_finds_no_room_in_time_was_not_made(kind):
     assert len(pool._all) <= 4
 
 
+def test_a_call_that_waited_for_others_says_so_where_its_time_ends():
+    """One that got its room late has too little time left to say anything of the server; one that got it at once has not."""
+    pool = Pool(lambda call: Connection(), 1)
+
+    def out_of_time(connection) -> None:
+        raise DeadlineError
+
+    with pytest.raises(DeadlineError) as e:
+        pool.run(SHORT, Call(SECONDS), out_of_time)
+    assert not e.value.crowded
+    for late in (False, True):
+        callers, call, errors = Callers(pool, SHORT, 1), Call(SECONDS), []
+
+        def ask(call=call, errors=errors) -> None:
+            try:
+                pool.run(SHORT, call, out_of_time)
+            except DeadlineError as why:
+                errors.append(why)
+
+        asker = threading.Thread(target=ask)
+        asker.start()
+        wait_for(lambda: pool._waiting == 1, SECONDS, "the call to wait for room")
+        if late:
+            call.deadline -= 0.6 * SECONDS
+        callers.end()
+        asker.join(SECONDS)
+        assert [e.crowded for e in errors] == [late]
+
+
 def test_a_cache_learns_nothing_of_its_store_from_a_crowd(quire_server):
     """It neither opens the breaker nor counts as an answer."""
     c = Cache(Config.parse({"server": quire_server.address}), spec_text(), logging.getLogger("quire_kv.test"), adapter="test")
@@ -87,10 +116,12 @@ def test_a_cache_learns_nothing_of_its_store_from_a_crowd(quire_server):
 
         c.session.exists = exists  # type: ignore[method-assign]
         gone = [QuireError(Reason.UNKNOWN, "gone", broken=True) for _ in range(FAILURES)]
+        late = DeadlineError()
+        late.crowded = True
         errors += [Crowded() for _ in range(2 * FAILURES)]
         while errors:
             assert c.lookup([bytes(32)]).reason is Reason.BUSY and c.ready
-        errors += [*gone[:-1], Crowded(), gone[-1]]
+        errors += [*gone[:-1], Crowded(), late, gone[-1]]
         while len(errors) > 1:
             c.lookup([bytes(32)])
             assert c.ready
