@@ -3,6 +3,7 @@ package frame
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
 
@@ -30,8 +31,9 @@ type conn struct {
 	pieces *sync.Pool // of *[pieceBytes]byte: data without a place of its own
 	shadow *readAhead // reads while a handler runs; nil: nobody does
 
-	writing sync.Mutex // guards the writing side of wire, and below
-	later   []byte     // of a server: frames that go out with the next write, or before it waits
+	writing sync.Mutex  // guards the writing side of wire, and below
+	later   []byte      // of a server: frames that go out with the next write, or before it waits
+	owing   atomic.Bool // there are such: asked without the lock, which is held while the peer does not read
 	release [headerBytes]byte
 }
 
@@ -138,6 +140,7 @@ func (c *conn) writeLocked(parts [][]byte) error {
 	if len(c.later) > 0 {
 		parts = append([][]byte{c.later}, parts...)
 		c.later = c.later[:0]
+		c.owing.Store(false)
 	}
 	return c.wire.Write(parts)
 }
@@ -148,11 +151,12 @@ func (c *conn) putOff(frames []byte) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	c.later = append(c.later, frames...)
+	c.owing.Store(true)
 }
 
 // flushToWait sends what was put off, unless more has come: then there is nothing to wait for.
 func (c *conn) flushToWait() error {
-	if !c.owes() || c.wire.Ready() {
+	if !c.owing.Load() || c.wire.Ready() {
 		return nil
 	}
 	return c.flushLater()
@@ -165,13 +169,6 @@ func (c *conn) flushLater() error {
 		return nil
 	}
 	return c.writeLocked(nil)
-}
-
-// owes says whether frames were put off.
-func (c *conn) owes() bool {
-	c.writing.Lock()
-	defer c.writing.Unlock()
-	return len(c.later) > 0
 }
 
 // behind says whether the peer has sent more than was read by now.

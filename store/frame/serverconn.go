@@ -258,7 +258,7 @@ func (k *serverConn) look() {
 		return
 	}
 	k.ahead(k.breakOff)
-	if k.owes() { // who waits for an answer does not wait for a long call behind it
+	if k.owing.Load() { // who waits for an answer does not wait for a long call behind it
 		go func() {
 			if err := k.flushLater(); err != nil {
 				k.breakOff(err)
