@@ -51,12 +51,13 @@ func startNode(ctx context.Context, o Node) (*node, error) {
 	return n, nil
 }
 
-// startDaemon assembles what serve does, with data connections and a UNIX socket.
+// startDaemon assembles what serve does, with data connections and a UNIX socket. It evicts by LRU, which takes in all that is
+// offered: pages that nobody asks for again are not worth their room to the default.
 func (n *node) startDaemon(ctx context.Context, o Node) error {
 	c := daemon.Config{
 		DataDir: o.Dir, GRPCListen: "127.0.0.1:0", AdminListen: "off", DataListen: "127.0.0.1:0", ShmSocket: cmp.Or(o.Socket, "off"),
 		MemoryBytes: uint64(o.MemoryBytes + o.MetadataBytes), MetadataBytes: uint64(o.MetadataBytes), DiskBytes: uint64(o.DiskBytes),
-		NoWriteBehind: o.NoWriteBehind, DrainTimeout: nodeTimeout,
+		NoWriteBehind: o.NoWriteBehind, DrainTimeout: nodeTimeout, Eviction: "lru",
 	}
 	c = c.Resolve(c.MemoryBytes)
 	if o.MetadataBytes == 0 {

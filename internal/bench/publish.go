@@ -24,7 +24,10 @@ func benchPublish(ctx context.Context, o *Options) (_ []Figure, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("host memory: %w", err)
 	}
-	st, err := store.New(store.Options{Tiers: [evict.NumTiers]tier.Driver{evict.Host: driver}})
+	st, err := store.New(store.Options{
+		Tiers:     [evict.NumTiers]tier.Driver{evict.Host: driver},
+		NewPolicy: func(int) evict.Policy { return evict.NewLRU(0) }, // takes in all that is offered
+	})
 	if err != nil {
 		return nil, errors.Join(err, driver.Close())
 	}
