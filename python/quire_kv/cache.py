@@ -39,7 +39,7 @@ _REPORT_SECONDS = 10.0  # between reports to the store, unless it says otherwise
 _RETRY_PAUSE = 0.02  # seconds before what was refused for now is offered again
 _LOG_SECONDS = 60.0  # one line per kind of failure in this time
 
-_SILENT = frozenset({Reason.ABSENT, Reason.INCOMPLETE, Reason.EXPIRED})  # plain misses: no failures
+_SILENT = frozenset({Reason.ABSENT, Reason.INCOMPLETE, Reason.EXPIRED, Reason.NOT_WORTH})  # plain misses, and what the store need not keep: no failures
 
 # Refusals of the identity, or of who we are, that stay until an operator changes what this process was started with:
 # the cache is off. After every other one, also one that a later store may name, it is opened again after a pause.

@@ -15,7 +15,7 @@ from waiting import wait_for
 
 from quire_kv import visibility
 from quire_kv.cache import Cache
-from quire_kv.client import ROOT_PARENT
+from quire_kv.client import ROOT_PARENT, Page
 from quire_kv.config import Config
 from quire_kv.errors import ConfigError, Reason
 from quire_kv.layout import PageMemory
@@ -104,6 +104,24 @@ def _tiny():
     from quire_kv.page import Geometry, View
 
     return Geometry(b"g" * 32, "full", 4, 1, 1, 8, "elements", 32), View(0, 1, 0, 1)
+
+
+def test_what_is_not_worth_its_room_is_no_failure(rig, caplog):
+    """A full store takes what it would displace nothing better for: that is an answer, neither counted as a failure nor logged."""
+    c = rig.ready()
+    keys = chain(3)
+    offered = []
+
+    def refused(keys, memory, **how):
+        offered.append(keys)
+        return [Page(False, Reason.NOT_WORTH) for _ in keys]
+
+    c.session.publish = refused  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING):
+        assert c.save(keys, rig.memory(c, 3)[0], parent=ROOT_PARENT) == [False] * 3
+    assert offered == [keys] and c.ready and not caplog.records
+    stats = c.stats()
+    assert (stats["saves"], stats["saved_pages"]) == (3, 0) and not any(n for name, n in stats.items() if name.startswith("failures"))
 
 
 def test_opens_when_the_store_comes_up(rig):
