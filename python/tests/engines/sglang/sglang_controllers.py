@@ -154,8 +154,9 @@ class Rank:
 
 
 def settings_of(server: Any, checkpoint: Mapping[str, str], **changes: Any) -> dict[str, Any]:
-    """What an operator puts into the engine's JSON."""
-    return {"server": server.address, **checkpoint, **changes}
+    """What an operator puts into the engine's JSON, with time for machines on which much else runs."""
+    patient = {"lookup_timeout_ms": 2000, "load_timeout_ms": 5000, "save_timeout_ms": 5000}
+    return {"server": server.address, **checkpoint, **patient, **changes}
 
 
 def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.limit(240)]
 
 def test_case_c45_two_ranks_agree_after_a_partial_failure(nursery, quire_server, digests, llama, tmp_path):
     folder, _ = llama
-    settings = c.settings_of(quire_server, digests(folder), lookup_timeout_ms=2000, load_timeout_ms=5000, save_timeout_ms=5000)
+    settings = c.settings_of(quire_server, digests(folder))
     processes = []
     for rank in range(2):
         with (tmp_path / f"rank{rank}.out").open("wb") as out, (tmp_path / f"rank{rank}.log").open("wb") as log, open(os.devnull) as nothing:

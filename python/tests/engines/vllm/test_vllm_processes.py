@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.limit(600)]
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE = 2 * 4 * BLOCK * 2 * 32 * 4
+# An engine core and two ranks spin on as many cores as there are: what is found is asked here, not how soon.
+PATIENT = {"lookup_wait_ms": 10_000, "lookup_timeout_ms": 10_000, "load_timeout_ms": 10_000, "save_timeout_ms": 10_000}
 WORKER_PROCESSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 IMPORTED = (
     "vllm.entrypoints.llm",
@@ -51,8 +53,10 @@ def run(nursery, tmp_path):
         with out.open("wb") as both, open(os.devnull) as nothing:
             files = {"stdin": nothing.fileno(), "stdout": both.fileno(), "stderr": both.fileno()}
             code = nursery.run("forked_engine", [json.dumps(task)], env={**os.environ, **ENVIRONMENT, **environment}, **files).wait(300)
-        lines = [line for line in out.read_text().splitlines() if line.startswith("RESULT ")]
-        assert code == 0 and lines, f"exit code {code}\n{out.read_text()[-9000:]}"
+        said = out.read_text()
+        print(said[-9000:])  # shown where the test fails
+        lines = [line for line in said.splitlines() if line.startswith("RESULT ")]
+        assert code == 0 and lines, f"exit code {code}"
         return json.loads(lines[0].removeprefix("RESULT "))
 
     return one
@@ -65,7 +69,7 @@ def same(answers, wanted):
 
 def test_processes_and_ranks_share_one_copy(run, quire_bin, quire_server):
     folder = vllm_models.tiny()
-    extra = {"server": quire_server.address, "model_digest": vllm_models.digest(quire_bin, folder), "weights": "frozen", "lookup_wait_ms": 10_000}
+    extra = {"server": quire_server.address, "model_digest": vllm_models.digest(quire_bin, folder), "weights": "frozen", **PATIENT}
     a, b = prompts((64, 100, 33)), prompts((70, 97), seed=21)
     of_a, of_b = sum((len(p) - 1) // BLOCK for p in a), sum((len(p) - 1) // BLOCK for p in b)
     task = {"model": folder, "extra": extra, "tokens": 8}
@@ -98,7 +102,7 @@ def test_a_real_model_with_worker_processes(run, quire_bin, quire_server):
         folder = vllm_models.smollm()
     except LookupError as why:
         pytest.skip(str(why))
-    extra = {"server": quire_server.address, "model_digest": vllm_models.digest(quire_bin, folder), "weights": "frozen", "lookup_wait_ms": 10_000}
+    extra = {"server": quire_server.address, "model_digest": vllm_models.digest(quire_bin, folder), "weights": "frozen", **PATIENT}
     page, blocks = BLOCK * 23040, 8
     task = {"model": folder, "extra": extra, "tokens": 24, "prompts": prompts((blocks * BLOCK + 4,), vocabulary=40000), "args": {"dtype": "bfloat16"}}
 
