@@ -317,7 +317,7 @@ def test_close_is_prompt_with_a_call_under_way(rig):
     caller.join(SECONDS)
     rig.server.resume()
     assert answers == [0] and c.state == "closed"
-    assert not [t for t in threading.enumerate() if t.name.startswith("quire")]
+    wait_for(lambda: not [t for t in threading.enumerate() if t.name.startswith("quire")], SECONDS, "the end of every thread")
 
 
 def test_a_forked_child_opens_its_own_session(rig):
