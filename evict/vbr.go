@@ -173,24 +173,36 @@ func (v *VBR) Pass(now float64, run []Attrs) {
 	tick := ticksOf(now)
 	var before vbrPage
 	for i := range run {
-		a := &run[i]
-		p := vbrPage{tag: mix(a.KeyTag), value: valueOf(*a), units: unitsOf(a.Bytes)}
-		p.uses, p.turn = v.recall(p.tag, a.Parent, true)
-		family := v.family(p.tag, a.Parent)
+		a, on := &run[i], (*vbrPage)(nil)
+		if a.Parent == 0 && i > 0 {
+			on = &before
+		}
+		p := v.coming(a, on, true)
 		switch {
 		case a.Parent != 0:
 			p.above = v.near(v.pages.At(uint32(a.Parent)))
-		case i > 0:
-			family = before.traits
-			if p.above = v.near(&before); p.uses == 0 {
-				p.turn = before.turn
-			}
+		case on != nil:
+			p.above = v.near(on)
 		}
-		p.traits = family.at(a.Depth, a.Tokens)
 		v.use(tick, &p, false)
 		v.ghosts.put(ghost{tag: p.tag, used: p.used, uses: p.uses, turn: p.turn})
 		before = p
 	}
+}
+
+// coming is a page that is offered, before its use is counted: what is not known of it itself is as of the page that it goes
+// on with in its run; nil: none. It may take its ghost.
+func (v *VBR) coming(a *Attrs, on *vbrPage, take bool) vbrPage {
+	p := vbrPage{tag: mix(a.KeyTag), value: valueOf(*a), units: unitsOf(a.Bytes)}
+	p.uses, p.turn = v.recall(p.tag, a.Parent, take)
+	family := v.family(p.tag, a.Parent)
+	if on != nil {
+		if family = on.traits; p.uses == 0 {
+			p.turn = on.turn
+		}
+	}
+	p.traits = family.at(a.Depth, a.Tokens)
+	return p
 }
 
 // use counts one of p; hit: it was there.
@@ -480,17 +492,13 @@ func (v *VBR) Worth(now float64, r Ref, t Tier, a Attrs) Score {
 	if v.sample.mode != modeStrict {
 		return MaxScore
 	}
-	p := vbrPage{tag: mix(a.KeyTag), value: valueOf(a), units: unitsOf(a.Bytes), used: tick}
-	p.uses, p.turn = v.recall(p.tag, a.Parent, false)
-	known := p.uses > 0
-	p.uses += uint8(min(1, math.MaxUint8-int(p.uses)))
-	family := v.family(p.tag, a.Parent)
+	on := (*vbrPage)(nil)
 	if a.Parent != 0 && v.pages.At(uint32(a.Parent)).flags&vbrKnown == 0 { // the page before it in the run
-		if family = v.offered.traits; !known {
-			p.turn = v.offered.turn
-		}
+		on = &v.offered
 	}
-	p.traits = family.at(a.Depth, a.Tokens)
+	p := v.coming(&a, on, false)
+	p.used = tick
+	p.uses += uint8(min(1, math.MaxUint8-int(p.uses)))
 	v.offered = p
 	return Score(v.score(tick, int(t-vbrFirst), p.used, p.class(), p.traits, p.value))
 }
