@@ -66,8 +66,7 @@ static PyObject *py_fetched(PyObject *self, PyObject *const *args, Py_ssize_t n)
     Py_ssize_t sizes[3];
     uint64_t v[14];
     if (n != 18) return wrong("18 arguments are wanted");
-    for (int i = 0; i < 3; i++)
-        if (PyBytes_AsStringAndSize(args[i], &texts[i], &sizes[i])) return NULL;
+    if (!texts_of(args, 3, texts, sizes)) return NULL;
     int64_t after = PyLong_AsLongLong(args[3]);
     if ((after == -1 && PyErr_Occurred()) || !numbers(args + 4, 14, 14, v)) return NULL;
     struct layout l;
@@ -153,8 +152,7 @@ static PyObject *py_fetch(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     Py_ssize_t sizes[3];
     uint64_t v[19];
     if (n != 23) return wrong("23 arguments are wanted");
-    for (int i = 0; i < 3; i++)
-        if (PyBytes_AsStringAndSize(args[i], &texts[i], &sizes[i])) return NULL;
+    if (!texts_of(args, 3, texts, sizes)) return NULL;
     int64_t after = PyLong_AsLongLong(args[3]);
     if ((after == -1 && PyErr_Occurred()) || !numbers(args + 4, 19, 19, v)) return NULL;
     struct layout l;

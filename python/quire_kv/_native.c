@@ -371,6 +371,12 @@ static int numbers(PyObject *const *args, Py_ssize_t n, Py_ssize_t want, uint64_
     return 1;
 }
 
+static int texts_of(PyObject *const *args, int n, char **texts, Py_ssize_t *sizes) {
+    for (int i = 0; i < n; i++)
+        if (PyBytes_AsStringAndSize(args[i], &texts[i], &sizes[i])) return 0;
+    return 1;
+}
+
 /* A table of `count` items of `size` bytes, aligned to its 8-byte numbers. */
 static int fits(struct table t, uint64_t count, uint64_t size) {
     return t.at >= LOW && t.at % 8 == 0 && (size == 0 || count <= (UINT64_MAX >> 1) / size) && t.bytes == count * size;

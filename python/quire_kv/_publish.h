@@ -43,8 +43,7 @@ static PyObject *py_headers(PyObject *self, PyObject *const *args, Py_ssize_t n)
     Py_ssize_t sizes[3];
     uint64_t v[3];
     if (n != 6) return wrong("6 arguments are wanted");
-    for (int i = 0; i < 3; i++)
-        if (PyBytes_AsStringAndSize(args[i], &texts[i], &sizes[i])) return NULL;
+    if (!texts_of(args, 3, texts, sizes)) return NULL;
     if (!numbers(args + 3, 3, 3, v)) return NULL;
     struct likeness l;
     if (!read_likeness(&l, (const uint8_t *)texts[0], (uint64_t)sizes[0])) return wrong("template");
@@ -307,8 +306,7 @@ static PyObject *py_publish(PyObject *self, PyObject *const *args, Py_ssize_t n)
     Py_ssize_t sizes[7];
     uint64_t v[25];
     if (n != 33) return wrong("33 arguments are wanted");
-    for (int i = 0; i < 7; i++)
-        if (PyBytes_AsStringAndSize(args[i], &texts[i], &sizes[i])) return NULL;
+    if (!texts_of(args, 7, texts, sizes)) return NULL;
     double deadline = PyFloat_AsDouble(args[7]);
     if ((deadline == -1 && PyErr_Occurred()) || !numbers(args + 8, 25, 25, v)) return NULL;
     struct layout l;

@@ -266,8 +266,7 @@ static PyObject *py_receive(PyObject *self, PyObject *const *args, Py_ssize_t n)
     Py_ssize_t sizes[3];
     uint64_t v[15];
     if (n != 20) return wrong("20 arguments are wanted");
-    for (int i = 0; i < 3; i++)
-        if (PyBytes_AsStringAndSize(args[i], &texts[i], &sizes[i])) return NULL;
+    if (!texts_of(args, 3, texts, sizes)) return NULL;
     double deadline = PyFloat_AsDouble(args[3]);
     if (deadline == -1 && PyErr_Occurred()) return NULL;
     int64_t after = PyLong_AsLongLong(args[4]);
