@@ -12,11 +12,11 @@ import numpy as np
 import xxhash
 
 from . import kernels
+from .kept import keep
 from .page import FIXED_BYTES, TAIL_BYTES, ExtentID, Header, View, encode_header, payload_digest, pieces_of
 
 __all__ = ["HeaderMaker"]
 
-_MAX_TEMPLATES = 256
 _HASH, _PARENT, _EXTENT, _CREATED_AT, _EXPIRY_AT = 136, 200, 264, 376, 392  # offsets in the fixed part (docs/formats/extent-header.md)
 
 
@@ -42,10 +42,7 @@ class HeaderMaker:
             header = self._like._replace(
                 view=view, hash=page_hash, parent=parent, flags=flags, extent=ExtentID(writer, sequence, digest), sums=np.frombuffer(encoded, dtype="<u8")
             )
-            if len(self._templates) >= _MAX_TEMPLATES:
-                self._templates.clear()
-            template = self._templates[kind] = encode_header(header)
-            return template
+            return keep(self._templates, kind, encode_header(header))
         b = bytearray(template)
         self._date(b, writer)
         b[_HASH : _HASH + len(page_hash)] = page_hash

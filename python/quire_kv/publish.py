@@ -24,6 +24,7 @@ from .errors import QuireError, Reason
 from .fetch import RETRIES, pause, transient
 from .headers import HeaderMaker
 from .hint import Hint
+from .kept import keep
 from .layout import Layout, PageMemory
 from .page import FLAG_DURABLE, FLAG_PARENT_UNKNOWN, ZERO32, ExtentID, Geometry, Header, Page, View
 from .transport import Transport, Upload
@@ -38,7 +39,6 @@ MAX_BATCH_KEYS = 1024
 _GRANTED, _PRESENT, _COMMITTED = 2, 3, 4  # proto Outcome
 _LEASE_SLACK = 1.0  # seconds that a publication lease outlives its call
 _MAX_GRANTS = 256
-_MAX_DATED = 256  # templates of a session
 _STORED = Page(True, Reason.NONE)
 _MAX_VAIN_BYTES = 1 << 20  # that are packed and sent before it is known whether they are wanted
 _WORTH_A_SEND = 1 << 20  # bytes that take longer to sum than it takes to wake the server once more
@@ -135,7 +135,8 @@ class Publish:
         self._parents: list[ParentOf] = [parent if parent is not None else UNKNOWN_PARENT, *(keys[:-1] if linked else [UNKNOWN_PARENT] * (len(keys) - 1))]
         self._results: list[Page | None] = [None] * len(keys)
         self._made: HeaderMaker | None = None
-        self._said = session._said.get(key := (geometry.group, view, expire_seconds, flops)) or session._say(key, _Said(geometry, view, expire_seconds, flops))
+        key = geometry.group, view, expire_seconds, flops
+        self._said = session._said.get(key) or keep(session._said, key, _Said(geometry, view, expire_seconds, flops))
 
     def run(self, index: Sequence[int] | None = None) -> list[Page]:
         """Publishes all pages, or some again: one answer a page. QuireError when the call as a whole failed; its `pages`
@@ -425,9 +426,7 @@ class Publish:
         key = self._said, self._scope, parent_bytes, flags
         dated = s._dated.get(key)
         if dated is None or dated[0] != now:
-            if len(s._dated) >= _MAX_DATED:
-                s._dated.clear()
-            dated = s._dated[key] = now, self._headers.template(self._view, parent_bytes, flags, s._client._writer, s.hash_bytes)
+            dated = keep(s._dated, key, (now, self._headers.template(self._view, parent_bytes, flags, s._client._writer, s.hash_bytes)))
         return dated[1]
 
     @property

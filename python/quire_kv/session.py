@@ -19,6 +19,7 @@ from .deadline import Call, again
 from .errors import Difference, QuireError, Reason
 from .fetch import MAX_BATCH_KEYS, Fetch, set_view
 from .hint import Hint
+from .kept import keep
 from .layout import PageMemory
 from .lease import Lease
 from .page import GRADES, Expectation, Geometry, Page, View
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Presence", "Session", "Sibling"]
 
-_MAX_SAID = 256
 _CLOSE_SECONDS = 0.8  # that the end of a session waits for its calls
 _ATTACH_PAUSE = 0.02  # seconds between attempts to attach, twice as long each time
 _ATTACH_LONGEST_PAUSE = 1.28
@@ -380,17 +380,8 @@ class Session:
         key = scope, geometry.group
         expect = self._expectations.get(key)
         if expect is None:
-            if len(self._expectations) >= _MAX_SAID:
-                self._expectations.clear()
-            expect = self._expectations[key] = Expectation(self.namespace, self.epoch, scope, geometry)
+            expect = keep(self._expectations, key, Expectation(self.namespace, self.epoch, scope, geometry))
         return expect
-
-    def _say(self, key: tuple, said: Any) -> Any:
-        """Keeps what publications say, by what it depends on."""
-        if len(self._said) >= _MAX_SAID:
-            self._said.clear()
-        self._said[key] = said
-        return said
 
     # -- inside --------------------------------------------------------------------------------------------------
 
