@@ -6,8 +6,10 @@ import (
 	"net"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
 	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
@@ -50,7 +52,9 @@ func overCut(t *testing.T, c *client.Client, over client.Transport, address stri
 		t.Cleanup(func() { cc.Close() })
 		return quirev1.NewPageServiceClient(cc)
 	}
-	cc, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
+	// A connection that is dialed while cut fails too: the next attempt is not to wait for gRPC's usual second.
+	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1, MaxDelay: 10 * time.Millisecond}, MinConnectTimeout: 10 * time.Second}
+	cc, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx) }))
 	if err != nil {
 		t.Fatal(err)

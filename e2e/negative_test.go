@@ -250,17 +250,19 @@ func TestNegativeFailureBetweenTransferAndAcknowledgement(t *testing.T) {
 		if _, err := w.commit(b.Token); err == nil {
 			t.Fatal("the answer was to be lost")
 		}
+		if _, err := w.commit(b.Token); err == nil { // and now there is not even a connection
+			t.Fatal("there was to be no connection")
+		}
 		cut.Store(false)
 		var got *quirev1.PageStatus
-		for range 50 { // the same commit again, over another connection
-			var err error
-			if got, err = w.commit(b.Token); err == nil {
+		var err error
+		for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) { // the same commit again, over another connection
+			if got, err = w.commit(b.Token); err == nil || time.Now().After(deadline) {
 				break
 			}
-			time.Sleep(20 * time.Millisecond)
 		}
-		if got.GetOutcome() != committed {
-			t.Errorf("the commit repeated: %v", got)
+		if err != nil || got.GetOutcome() != committed {
+			t.Errorf("the commit repeated: %v, %v", got, err)
 		}
 		st, err := dial(t, server.address).Admin().Status(t.Context(), &quirev1.StatusRequest{})
 		if err != nil || st.Extents != 1 {
