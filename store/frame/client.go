@@ -167,12 +167,12 @@ func (c *ClientConn) discard(k *clientConn) {
 }
 
 // connect dials and says hello.
-func (c *ClientConn) connect(ctx context.Context) (*clientConn, Welcome, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.o.ConnectTimeout)
+func (c *ClientConn) connect(call context.Context) (*clientConn, Welcome, error) {
+	ctx, cancel := context.WithTimeout(call, c.o.ConnectTimeout)
 	defer cancel()
 	raw, err := c.o.Dial(ctx)
 	if err != nil {
-		return nil, Welcome{}, unreachable(ctx, err)
+		return nil, Welcome{}, unreachable(call, err)
 	}
 	tune(raw)
 	if t, ok := raw.(interface{ NetConn() net.Conn }); ok {
@@ -198,7 +198,7 @@ func (c *ClientConn) connect(ctx context.Context) (*clientConn, Welcome, error) 
 	}
 	if err != nil {
 		c.discard(k)
-		return nil, w, unreachable(ctx, err)
+		return nil, w, unreachable(call, err)
 	}
 	return k, w, nil
 }
@@ -239,14 +239,13 @@ func (c *ClientConn) greet(k *clientConn) (w Welcome, err error) {
 	return w, nil
 }
 
-// unreachable is err as the end of a call of which nothing was sent.
-func unreachable(ctx context.Context, err error) error {
+// unreachable is err as the end of a call of which nothing was sent. Where the call itself is over, that is its status,
+// whatever its connection says: it was closed for that.
+func unreachable(call context.Context, err error) error {
 	s, ok := status.FromError(err)
-	switch {
-	case ok:
-	case ctx.Err() != nil && context.Cause(ctx) == context.Canceled:
-		s = status.FromContextError(ctx.Err())
-	default:
+	if over := ended(call); !ok && over != nil {
+		s = status.FromContextError(over)
+	} else if !ok {
 		s = status.New(codes.Unavailable, err.Error())
 	}
 	return &unreachableError{s, err}

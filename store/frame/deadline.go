@@ -20,5 +20,14 @@ func timeLeft(ctx context.Context) (ms uint32, err error) {
 	return uint32(max(1, min(left.Milliseconds(), 1<<31))), nil
 }
 
+// ended is why a context is over, also in the moment between its deadline and the end that comes of it; nil: it is not.
+func ended(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	_, err := timeLeft(ctx)
+	return err
+}
+
 // writeDeadline is when a write that begins now has waited long enough.
 func writeDeadline() time.Time { return time.Now().Add(writeTimeout) }

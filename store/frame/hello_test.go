@@ -69,7 +69,8 @@ func TestStrangers(t *testing.T) {
 	if _, err := k.seal(old, 0, header{kind: kindHello}); err != nil {
 		t.Fatal(err)
 	}
-	c, err := net.Dial("tcp", w.l.Addr().String())
+	patient := newWorld(t, how{}) // waits for a hello longer than a busy machine takes to send it
+	c, err := net.Dial("tcp", patient.l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,4 +111,27 @@ func TestUnreachable(t *testing.T) {
 		l.Close()
 	}
 	<-served
+}
+
+// TestTimeEndsWhileItConnects: a call whose time is over before there is a connection says so, and not that nobody is there;
+// one that has time left says that nobody is.
+func TestTimeEndsWhileItConnects(t *testing.T) {
+	for name, dial := range map[string]func(context.Context) (net.Conn, error){
+		"nobody answers the dial":  func(ctx context.Context) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() },
+		"nobody answers the hello": func(context.Context) (net.Conn, error) { c, _ := net.Pipe(); return c, nil },
+	} {
+		for _, c := range []struct {
+			call, connect time.Duration
+			want          codes.Code
+		}{{20 * time.Millisecond, guard, codes.DeadlineExceeded}, {guard, 20 * time.Millisecond, codes.Unavailable}} {
+			cc := NewClientConn(ClientOptions{Dial: dial, ConnectTimeout: c.connect})
+			ctx, cancel := context.WithTimeout(t.Context(), c.call)
+			_, err := cc.Connect(ctx)
+			cancel()
+			if !errors.Is(err, ErrUnreachable) || status.Code(err) != c.want {
+				t.Errorf("%s: %v after %v: %v", name, status.Code(err), min(c.call, c.connect), err)
+			}
+			cc.Close()
+		}
+	}
 }
