@@ -71,8 +71,8 @@ enum {
 struct publishing {
     struct sending s; /* its heads are here: all that is sent but for the bytes of pages */
     struct line line;
-    const uint8_t *begin, *granted, *first, *commit, *hashes, *parents; /* texts of kernels.publish */
-    uint64_t begin_bytes, granted_bytes, first_bytes, commit_bytes;
+    const uint8_t *begin, *granted, *named, *hashes, *parents; /* texts of kernels.publish */
+    uint64_t begin_bytes, granted_bytes, named_bytes;
     struct likeness kinds[2];
     uint64_t lead, sequence; /* pages of the first kind; of the first page */
     const int64_t *names;    /* of the pages in the Begin */
@@ -129,7 +129,7 @@ static void make_heads(struct publishing *p) {
             if (!batch) batch = at, at += FRAME_BYTES;
             uint8_t *entry = at;
             at += 8;
-            if (!i && !off) memcpy(at, p->first, p->first_bytes), at += p->first_bytes;
+            if (!i && !off) memcpy(at, p->named, p->named_bytes), at += p->named_bytes;
             if (p->names[i]) *at++ = 3 << 3, at = put_varint(at, (uint64_t)p->names[i]);
             if (off) *at++ = 5 << 3, at = put_varint(at, off);
             const uint32_t lengths[2] = {(uint32_t)(at - entry - 8) | (p->shared ? BY_REFERENCE : 0), (uint32_t)size};
@@ -157,8 +157,8 @@ static struct iovec make_tail(void *of) {
     uint8_t *at = p->tail, *commit = at + FRAME_BYTES;
     put_frame(at, END, 0, WRITE_PAGES, p->line.call, 0, 0, 0);
     at = commit + FRAME_BYTES;
-    memcpy(at, p->commit, p->commit_bytes);
-    at += p->commit_bytes;
+    memcpy(at, p->named, p->named_bytes);
+    at += p->named_bytes;
     const uint8_t *parent = p->parents;
     for (uint64_t i = 0; i < s->page_count; i++) {
         const struct likeness *l = &p->kinds[i >= p->lead];
@@ -268,23 +268,22 @@ static const char *read_publication(struct publishing *p, struct layout *l, char
         if (s->pages[i] < LOW || s->pages[i] > UINT64_MAX - MAX_PAGE || (p->shared && s->pages[i] < p->base)) return "address";
         if (p->names[i] < 0 || p->names[i] > UINT32_MAX) return "name of a page";
     }
-    p->begin = (const uint8_t *)texts[6], p->granted = (const uint8_t *)texts[0], p->first = (const uint8_t *)texts[1];
-    p->begin_bytes = (uint64_t)sizes[6], p->granted_bytes = (uint64_t)sizes[0], p->first_bytes = (uint64_t)sizes[1];
-    p->commit = (const uint8_t *)texts[2], p->commit_bytes = (uint64_t)sizes[2];
-    p->hashes = (const uint8_t *)texts[4], p->parents = (const uint8_t *)texts[5];
-    uint64_t kinds = (uint64_t)sizes[3], hashes = 0, parents = 0, step = kinds;
+    p->begin = (const uint8_t *)texts[5], p->granted = (const uint8_t *)texts[0], p->named = (const uint8_t *)texts[1];
+    p->begin_bytes = (uint64_t)sizes[5], p->granted_bytes = (uint64_t)sizes[0], p->named_bytes = (uint64_t)sizes[1];
+    p->hashes = (const uint8_t *)texts[3], p->parents = (const uint8_t *)texts[4];
+    uint64_t kinds = (uint64_t)sizes[2], hashes = 0, parents = 0, step = kinds;
     p->lead = v[5], p->sequence = v[6];
     if (p->lead > s->page_count) return "pages of the first kind";
     if (p->lead && p->lead < s->page_count) step = kinds / 2;
     for (int i = 0; i < 2; i++) {
-        const uint8_t *text = (const uint8_t *)texts[3] + (i ? kinds - step : 0);
+        const uint8_t *text = (const uint8_t *)texts[2] + (i ? kinds - step : 0);
         uint64_t count = i ? s->page_count - p->lead : p->lead;
         struct likeness *k = &p->kinds[i];
         if (step * (kinds == step ? 1 : 2) != kinds || !read_likeness(k, text, step) || k->pieces != s->pieces.count) return "template";
         if (k->hash_bytes != p->kinds[0].hash_bytes) return "template";
         hashes += count * k->hash_bytes, parents += count * k->parent_bytes;
     }
-    if (hashes != (uint64_t)sizes[4] || parents != (uint64_t)sizes[5]) return "hashes or parents";
+    if (hashes != (uint64_t)sizes[3] || parents != (uint64_t)sizes[4]) return "hashes or parents";
     if (!index.bytes) return NULL;
     if (!read_layout(l, (struct table){v[19], v[20]}) || l->heads != v[11] || l->layers != v[12] || l->cell != v[13]) return "layout";
     uint64_t per_page = l->components * l->layers, mem_pages = addresses.bytes / 8 / per_page;
@@ -302,15 +301,15 @@ static const char *read_publication(struct publishing *p, struct layout *l, char
 /* See kernels.publish. */
 static PyObject *py_publish(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     (void)self;
-    char *texts[7];
-    Py_ssize_t sizes[7];
+    char *texts[6];
+    Py_ssize_t sizes[6];
     uint64_t v[25];
-    if (n != 33) return wrong("33 arguments are wanted");
-    if (!texts_of(args, 7, texts, sizes)) return NULL;
-    double deadline = PyFloat_AsDouble(args[7]);
-    if ((deadline == -1 && PyErr_Occurred()) || !numbers(args + 8, 25, 25, v)) return NULL;
+    if (n != 32) return wrong("32 arguments are wanted");
+    if (!texts_of(args, 6, texts, sizes)) return NULL;
+    double deadline = PyFloat_AsDouble(args[6]);
+    if ((deadline == -1 && PyErr_Occurred()) || !numbers(args + 7, 25, 25, v)) return NULL;
     struct layout l;
-    struct publishing p = {.wanted = sizes[6] ? MAX_ANSWERS : MAX_ANSWERS - 1};
+    struct publishing p = {.wanted = sizes[5] ? MAX_ANSWERS : MAX_ANSWERS - 1};
     const char *why = deadline >= 0 && deadline < 1e9 ? read_publication(&p, &l, texts, sizes, v) : "deadline";
     if (why) return wrong(why);
     struct sending *s = &p.s;
@@ -320,9 +319,9 @@ static PyObject *py_publish(PyObject *self, PyObject *const *args, Py_ssize_t n)
     s->sums = malloc(s->page_count * s->pieces.count * 8);
     p.packed.sums = s->sums;
     p.frames = malloc(chunks * sizeof *p.frames);
-    p.heads = malloc(2 * FRAME_BYTES + p.begin_bytes + p.first_bytes + chunks * (FRAME_BYTES + ENTRY_ROOM));
+    p.heads = malloc(2 * FRAME_BYTES + p.begin_bytes + p.named_bytes + chunks * (FRAME_BYTES + ENTRY_ROOM));
     p.extents = malloc(s->page_count * sizeof *p.extents);
-    p.tail = malloc(2 * FRAME_BYTES + p.commit_bytes + s->page_count * (PAGE_ROOM + p.kinds[0].size));
+    p.tail = malloc(2 * FRAME_BYTES + p.named_bytes + s->page_count * (PAGE_ROOM + p.kinds[0].size));
     int error = ENOMEM;
     int stored = 0;
     if (s->sums && p.frames && p.heads && p.extents && p.tail) {

@@ -243,8 +243,7 @@ class Whole(NamedTuple):
     addresses: np.ndarray | None  # uint64 [n]: where the payloads lie in head-major order; None: the memory has another one
     geometry: Geometry
     view: View
-    first: bytes  # what the first WritePagesRequest says besides its page and bytes
-    commit: bytes  # what the CommitPublishRequest says besides its pages
+    named: bytes  # what the first WritePagesRequest and the CommitPublishRequest say of the publication: its token, and the namespace
     templates: bytes  # headers that those of the first `lead` pages are made like, and those of the others, where there are such
     lead: int
     hashes: bytes  # of the pages, joined
@@ -255,7 +254,7 @@ class Whole(NamedTuple):
     @property
     def commit_bytes(self) -> int:
         """That the CommitPublishRequest has at most."""
-        return len(self.commit) + len(self.pages) * (len(self.templates) + 24)
+        return len(self.named) + len(self.pages) * (len(self.templates) + 24)
 
 
 class Published(NamedTuple):
@@ -288,7 +287,7 @@ def publish(
     named = (1, *area) if area is not None else _NO_AREA
     view = whole.view
     return Published(*_module.publish(
-        whole.granted, whole.first, whole.commit, whole.templates, whole.hashes, whole.parents, whole.begin, deadline,
+        whole.granted, whole.named, whole.templates, whole.hashes, whole.parents, whole.begin, deadline,
         *socket, call, *room, whole.lead, whole.sequence, *_raw(at), *_raw(names), view.h1 - view.h0, view.l1 - view.l0,
         whole.geometry.cell_bytes, chunk_bytes, whole.threads, *named, *packed,
     ))  # fmt: skip

@@ -260,10 +260,9 @@ class Publish:
         templates = [self._template(size, flags) for size, flags in dict.fromkeys(kinds)]
         own = self._memory.contiguous()
         pages = np.arange(first, first + n, dtype=np.int64)
-        ref = self._session._ref_field
         return kernels.Whole(
             begin, self._said.granted, self._memory, pages, pages - (first - name), own[first : first + n] if own is not None else None, self._geometry, self._view,
-            token + ref(2), token + ref(2), b"".join(templates), 1 if len(templates) > 1 else n, b"".join(keys), b"".join(parents),
+            token + self._session._ref_field(2), b"".join(templates), 1 if len(templates) > 1 else n, b"".join(keys), b"".join(parents),
             client._next_sequences(n), client.options.copy_threads,
         )  # fmt: skip
 

@@ -50,7 +50,7 @@ class Sent:
         granted.pages.add(outcome=2).grants.add(h1=g.heads, l1=g.layers)
         own = self.memory.contiguous()
         self.whole = kernels.Whole(
-            request, granted.SerializeToString(), self.memory, np.arange(PAGES), self.names, own, g, g.whole, ref, ref, b"".join(templates), lead,
+            request, granted.SerializeToString(), self.memory, np.arange(PAGES), self.names, own, g, g.whole, ref, b"".join(templates), lead,
             b"".join(answer.keys), b"".join(self.parents), FIRST_SEQUENCE, 1,
         )  # fmt: skip
 
