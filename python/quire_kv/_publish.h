@@ -229,26 +229,40 @@ static int take_answers(struct publishing *p) {
     return 0;
 }
 
+/* Whether the rest of an answer is at most when that was decided, its field `number`. */
+static int decided(const uint8_t *p, const uint8_t *end, unsigned number) {
+    uint64_t at;
+    return p == end || (*p++ == number << 3 && read_varint(&p, end, &at) && p == end);
+}
+
+/* Whether the answer to a Begin grants all pages whole. */
+static int all_granted(const struct publishing *p, const uint8_t *at, const uint8_t *end) {
+    while (end - at > 1 && (*at == (1 << 3 | 2) || *at == (2 << 3 | 2))) { /* token and lease */
+        uint64_t size;
+        at++;
+        if (!read_varint(&at, end, &size) || size > (uint64_t)(end - at)) return 0;
+        at += size;
+    }
+    for (uint64_t i = 0; i < p->s.page_count; i++, at += p->granted_bytes)
+        if ((uint64_t)(end - at) < p->granted_bytes || memcmp(at, p->granted, p->granted_bytes)) return 0;
+    return decided(at, end, 4);
+}
+
 /* Whether the answers are those of pages that were granted whole, written, and committed as the extents that were sent: as a
  * server encodes them, else it is for publish.py to read. */
 static int all_stored(const struct publishing *p) {
-    uint64_t n = p->s.page_count, granted = n * p->granted_bytes;
+    uint64_t n = p->s.page_count, committed_bytes = n * COMMITTED_BYTES;
     int k = MAX_ANSWERS - p->wanted;
     if (p->answer_count < p->wanted) return 0;
-    if (!k) {
-        if (p->answers[0].bytes < granted) return 0;
-        const uint8_t *pages = p->answers[0].body + p->answers[0].bytes - granted;
-        for (uint64_t i = 0; i < n; i++)
-            if (memcmp(pages + i * p->granted_bytes, p->granted, p->granted_bytes)) return 0;
-    }
+    if (!k && !all_granted(p, p->answers[0].body, p->answers[0].body + p->answers[0].bytes)) return 0;
     const uint8_t *written = p->answers[1 - k].body, *committed = p->answers[2 - k].body;
-    if (p->answers[1 - k].bytes != n * WRITTEN_BYTES || p->answers[2 - k].bytes != n * COMMITTED_BYTES) return 0;
+    if (p->answers[1 - k].bytes != n * WRITTEN_BYTES || p->answers[2 - k].bytes < committed_bytes) return 0;
     for (uint64_t i = 0; i < n; i++) {
         if (memcmp(written + i * WRITTEN_BYTES, "\x0a\x02\x08\x01", WRITTEN_BYTES)) return 0;
         if (memcmp(committed + i * COMMITTED_BYTES, "\x0a\x2c\x08\x04\x1a\x28", 6) || memcmp(committed + i * COMMITTED_BYTES + 6, p->extents[i], EXTENT_BYTES))
             return 0;
     }
-    return 1;
+    return decided(committed + committed_bytes, committed + p->answers[2 - k].bytes, 2);
 }
 
 /* Reads tables and texts and checks them. NULL, or what is wrong. */

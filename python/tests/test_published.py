@@ -12,8 +12,10 @@ import pytest
 from test_received import GUARD_SECONDS, PAGES, Answer, connected
 
 from quire_kv import kernels, proto, wire
+from quire_kv.client import ROOT_PARENT, Client, Options
 from quire_kv.encode import field
 from quire_kv.headers import HeaderMaker
+from quire_kv.layout import PageMemory
 from quire_kv.page import FLAG_PARENT_UNKNOWN, ZERO32, ExtentID, Header, encode_header, payload_digest
 
 pytestmark = pytest.mark.skipif(not kernels.NATIVE, reason=f"no native code: {kernels.why_not}")
@@ -65,9 +67,10 @@ class Sent:
 
     def usual(self) -> list[tuple[int, int, int, object]]:
         """Kind, method, call and message of each answer of a server that stores all."""
-        begun = proto.BeginPublishResponse(token=proto.FencingToken(boot_id=b"b" * 16, sequence=4))
+        begun = proto.BeginPublishResponse(token=proto.FencingToken(boot_id=b"b" * 16, sequence=4), decided_at=1 << 40)
+        begun.lease.seconds = 30
         begun.MergeFromString(self.whole.granted * PAGES)
-        written, committed = proto.WritePagesResponse(), proto.CommitPublishResponse()
+        written, committed = proto.WritePagesResponse(), proto.CommitPublishResponse(decided_at=(1 << 40) + 300)
         for header in self.headers():
             written.pages.add(outcome=1)
             committed.pages.add(outcome=4, extent_ids=[header[264:304]])
@@ -178,6 +181,8 @@ def test_other_answers_are_left_to_be_looked_at():
         "no pages written": (1, (wire.RESPONSE, 5, CALL, b""), 3),
         "a commit refused": (2, (wire.RESPONSE, 6, CALL + 1, changed(committed, lambda m: setattr(m.pages[1], "outcome", 6))), 3),
         "another extent": (2, (wire.RESPONSE, 6, CALL + 1, changed(committed, lambda m: m.pages[3].extent_ids.__setitem__(0, b"e" * 40))), 3),
+        "more than is known": (0, (wire.RESPONSE, 4, CALL - 1, begun.SerializeToString() + b"\x28\x01"), 3),
+        "half a number": (2, (wire.RESPONSE, 6, CALL + 1, committed.SerializeToString()[:-1]), 3),
         "one more": (2, (wire.RESPONSE, 6, CALL + 1, changed(committed, lambda m: m.pages.add(outcome=4))), 3),
         "a Begin refused": (0, (wire.STATUS, 4, CALL - 1, refused), 0),
         "a write refused": (1, (wire.STATUS, 5, CALL, refused), 1),
@@ -192,9 +197,33 @@ def test_other_answers_are_left_to_be_looked_at():
         assert left.startswith(encoded(said[taken:])[:24]), name
         commit = proto.CommitPublishRequest.FromString(out.commit) if taken < 3 else None
         assert commit is None or got.endswith(out.commit) and len(commit.pages) == PAGES, name
+    for _, _, _, message in (usual[0], usual[2]):
+        message.ClearField("decided_at")
+    out, _, _ = sent.publish(encoded(usual), False)
+    assert out.stored
     releases = wire.encode_frame(wire.RELEASE, 5, CALL, extra=4)
     out, _, _ = sent.publish(encoded(usual[:1]) + releases * 2 + encoded(usual[1:]), False)
     assert out.stored
+
+
+@pytest.mark.parametrize("transport", ["data", "shm"])
+def test_what_a_server_says_of_stored_pages_is_understood(transport, quire_server, spec_text, monkeypatch):
+    """Its own answers are the usual ones, to a publication at once and to one in turn: else Python reads them, page by page."""
+    seen: list[kernels.Published] = []
+    publish = kernels.publish
+
+    def recorded(*a):
+        seen.append(publish(*a))
+        return seen[-1]
+
+    with Client(Options(quire_server.address, transport=transport, call_timeout=GUARD_SECONDS)) as client:
+        session = client.open(spec_text(8, 12, 32, 16, model=transport))
+        for pages in (1, 1, 4, 8):  # the first one over shared memory brings the area along
+            room = np.zeros((pages, session.only.page_bytes), dtype=np.uint8)
+            keys = [np.random.bytes(32) for _ in range(pages)]
+            assert all(p.ok for p in session.publish(keys, PageMemory.flat(list(room), session.only, session.only.whole), parent=ROOT_PARENT))
+            monkeypatch.setattr(kernels, "publish", recorded)
+    assert [p.stored for p in seen] == [1, 1, 1]
 
 
 def test_a_server_that_is_silent_or_takes_nothing():
