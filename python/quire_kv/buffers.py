@@ -6,9 +6,10 @@ import ctypes
 
 import numpy as np
 
-__all__ = ["Buffer", "address_of_bytes", "memory_at"]
+__all__ = ["Buffer", "address_of_array", "address_of_bytes", "memory_at"]
 
 _ALIGN = 4096
+_first_of = ctypes.c_char.from_buffer
 
 
 class Buffer:
@@ -22,6 +23,14 @@ class Buffer:
         skip = -at % _ALIGN
         self.address, self.bytes = at + skip, size
         self.view = memoryview(self._room)[skip : skip + size]  # type: ignore[arg-type]
+
+
+def address_of_array(a: np.ndarray) -> int:
+    """Where an array begins. The caller keeps it alive. `a.ctypes.data` is the same, and takes five times as long."""
+    try:
+        return ctypes.addressof(_first_of(a))  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # read-only, with holes, or of no bytes
+        return a.ctypes.data
 
 
 def address_of_bytes(b: bytes) -> int:

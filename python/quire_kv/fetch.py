@@ -104,7 +104,7 @@ class Fetch:
                 self._stream(index)
             except QuireError as e:
                 error = e
-            index = [i for i in index if not self._pages[i].done]
+            index = [i for i in index if self._pages[i].result is None]
             if not index:
                 return
             if error is not None and not transient(error):

@@ -44,10 +44,6 @@ class Wanted:
         self.corrupt: list[bytes] | None = None  # to be reported: ids of the extents that failed here
         self.stale = False  # memory was taken back before it was read to the end
 
-    @property
-    def done(self) -> bool:
-        return self.result is not None
-
 
 class _Open:
     """An extent of the page at hand."""
@@ -137,14 +133,15 @@ class Intake:
         if tables is None:
             return
         self._at = last
-        for k, status in enumerate(tables.status[first : last + 1].tolist(), first):
+        for k, status in enumerate(tables.status[first : last + 1].tobytes(), first):
+            wanted = self._pages[self._index[k]]
             if status == kernels.FETCHED_OK:
-                self._pages[self._index[k]].result = _SERVED
+                wanted.result = _SERVED
             elif status == kernels.FETCHED_STALE:
-                self._pages[self._index[k]].stale, self._pages[self._index[k]].resume = True, []
+                wanted.stale, wanted.resume = True, []
             elif status and body:
                 at, size = divmod(int(tables.where[k]), 1 << 32)
-                self._corrupt(self._pages[self._index[k]], body[at : at + size])
+                self._corrupt(wanted, body[at : at + size])
 
     def _corrupt(self, wanted: Wanted, header: bytes) -> None:
         wanted.corrupt = [self._expect.read(header, wanted.key).id.encode()]

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import xxhash
 
-from .buffers import memory_at
+from .buffers import address_of_array, memory_at
 from .layout import MAX_PAGE_BYTES, Layout, PageMemory, span_of
 from .page import Expectation, Geometry, Pieces, View, pieces_of
 
@@ -159,25 +159,28 @@ def verify(jobs: np.ndarray, geo: Geometry, sums: np.ndarray, *, threads: int = 
 
 
 class PageTables:
-    """What native code needs of one stream of a Fetch of ordinary pages: whole pages of one extent, in references.
+    """What native code needs of one stream of a Fetch of ordinary pages: whole pages of one extent, in references. `index` says
+    where in the memory each page of the stream belongs."""
 
-    index   int64 [n]: where in the memory each page of the stream belongs
-    status  uint8 [n]: 0 not taken yet, FETCHED_OK, FETCHED_CORRUPT or FETCHED_STALE
-    where   uint64 [n]: of a page that was taken, place << 32 | bytes of its header in its batch
-    """
-
-    __slots__ = ("_numbers", "_owners", "expect", "hashes", "index", "status", "where")
+    __slots__ = ("_memory", "_numbers", "_room", "expect", "hashes", "pages")
 
     def __init__(self, expect: Expectation, hashes: bytes, mem: PageMemory, index: Sequence[int], threads: int) -> None:
-        n = len(index)
-        room = np.zeros((3, max(n, 1)), dtype=np.uint64)
-        self.index, self.where, self.status = room[0, :n].view(np.int64), room[1, :n], room[2].view(np.uint8)[:n]
-        self.index[:] = index
-        self.expect, self.hashes = expect, hashes
-        at, layout = room.ctypes.data, mem.layout.raw
-        step = room.nbytes // 3
-        self._owners = (room, mem)
-        self._numbers = (*layout, *_raw(mem.addresses)), (at, 8 * n, at + 2 * step, n, at + step, 8 * n, threads)
+        n = self.pages = len(index)
+        room = self._room = np.zeros((3, max(n, 1)), dtype=np.int64)  # index, where, and status in bytes
+        room[0, :n] = index
+        self.expect, self.hashes, self._memory = expect, hashes, mem
+        at, step = address_of_array(room), 8 * max(n, 1)
+        self._numbers = (*mem.layout.raw, *_raw(mem.addresses)), (at, 8 * n, at + 2 * step, n, at + step, 8 * n, threads)
+
+    @property
+    def status(self) -> np.ndarray:
+        """uint8 [n]: 0 not taken yet, FETCHED_OK, FETCHED_CORRUPT or FETCHED_STALE."""
+        return self._room[2].view(np.uint8)[: self.pages]
+
+    @property
+    def where(self) -> np.ndarray:
+        """int64 [n]: of a page that was taken, place << 32 | bytes of its header in its batch."""
+        return self._room[1, : self.pages]
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -379,9 +382,8 @@ def instruction_set(name: str = "") -> str:
 
 
 def _raw(a: np.ndarray) -> tuple[int, int]:
-    """Address and bytes of a contiguous array; the caller keeps it alive. Not by __array_interface__, which first
-    describes the dtype: ten times as long for one with fields."""
-    return a.ctypes.data, a.nbytes
+    """Address and bytes of a contiguous array; the caller keeps it alive."""
+    return address_of_array(a), a.nbytes
 
 
 def _pieces(layout: Layout, geo: Geometry, view: View) -> Pieces:

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from .buffers import address_of_array
 from .page import Geometry, View
 
 MAX_DIM = 1 << 16  # heads, layers and tokens of a layout; no product of its numbers can overflow
@@ -113,7 +114,7 @@ def address_of(buffer: Any) -> tuple[int, int]:
     if isinstance(buffer, tuple):
         return int(buffer[0]), int(buffer[1])
     if type(buffer) is np.ndarray and buffer.flags.c_contiguous:
-        return buffer.ctypes.data, buffer.nbytes
+        return address_of_array(buffer), buffer.nbytes
     flat = np.frombuffer(buffer, dtype=np.uint8)
     return int(flat.__array_interface__["data"][0]), flat.nbytes
 
