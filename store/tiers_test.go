@@ -214,12 +214,7 @@ func flipOnDisk(t *testing.T, f *storetest.Fixture, fs vfs.FS, dir string, what 
 		if info, err := fs.Stat(path); err != nil || info.IsDir() {
 			continue
 		}
-		file, err := fs.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all, err := io.ReadAll(file)
-		file.Close()
+		all, err := memfs.ReadFile(fs, path)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -112,6 +112,15 @@ func (q *queue) drop(r evict.Ref) {
 
 func (q *queue) footprint() uint64 { return q.all.footprint() + q.free.footprint() }
 
+// move puts r at the end of one of the parts of a policy's cache.
+func (t *table) move(parts []queue, r evict.Ref, part uint8) {
+	p := t.at(r)
+	parts[p.part].drop(r)
+	t.clock++
+	p.part, p.entered = part, t.clock
+	parts[part].put(r, p.entered, p.evictable)
+}
+
 // pool is a set of pages to sample from. The zero value is empty.
 type pool struct {
 	refs []evict.Ref

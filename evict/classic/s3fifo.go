@@ -34,15 +34,6 @@ func NewS3FIFO(capacity int) *Policy {
 	})
 }
 
-// enter puts r at the end of a queue.
-func (s *s3fifo) enter(r evict.Ref, part uint8) {
-	p := s.at(r)
-	s.parts[p.part].drop(r)
-	s.clock++
-	p.part, p.entered = part, s.clock
-	s.parts[part].put(r, p.entered, p.evictable)
-}
-
 func (s *s3fifo) insert(r evict.Ref) {
 	p := s.at(r)
 	p.uses = 0
@@ -50,7 +41,7 @@ func (s *s3fifo) insert(r evict.Ref) {
 	if s.ghost.take(p.tag) {
 		part = s3Main
 	}
-	s.enter(r, part)
+	s.move(s.parts[:], r, part)
 }
 
 func (s *s3fifo) touch(r evict.Ref) {
@@ -81,14 +72,14 @@ func (s *s3fifo) victim(float64) evict.Ref {
 				return small
 			}
 			p.uses = 0
-			s.enter(small, s3Main)
+			s.move(s.parts[:], small, s3Main)
 		case main != 0:
 			p := s.at(main)
 			if p.uses == 0 {
 				return main
 			}
 			p.uses--
-			s.enter(main, s3Main)
+			s.move(s.parts[:], main, s3Main)
 		default:
 			return 0
 		}

@@ -42,19 +42,11 @@ func NewWTinyLFU(capacity int) *Policy {
 	})
 }
 
-func (w *tinylfu) move(r evict.Ref, part uint8) {
-	p := w.at(r)
-	w.parts[p.part].drop(r)
-	w.clock++
-	p.part, p.entered = part, w.clock
-	w.parts[part].put(r, p.entered, p.evictable)
-}
-
 func (w *tinylfu) insert(r evict.Ref) {
 	w.sketch.add(w.at(r).tag)
-	w.move(r, tinyWindow)
+	w.move(w.parts[:], r, tinyWindow)
 	for w.parts[tinyWindow].len() > w.window { // before the cache is full
-		w.move(w.parts[tinyWindow].all.first(), tinyProbation)
+		w.move(w.parts[:], w.parts[tinyWindow].all.first(), tinyProbation)
 	}
 }
 
@@ -73,7 +65,7 @@ func (w *tinylfu) edge(r evict.Ref) {
 	p := w.at(r)
 	w.parts[p.part].put(r, p.entered, p.evictable)
 	for w.parts[tinyProtected].len() > w.protected {
-		w.move(w.parts[tinyProtected].all.first(), tinyProbation)
+		w.move(w.parts[:], w.parts[tinyProtected].all.first(), tinyProbation)
 	}
 }
 
@@ -89,7 +81,7 @@ func (w *tinylfu) victim(float64) evict.Ref {
 		if w.at(candidate).evictable {
 			return w.contest(candidate, main)
 		}
-		w.move(candidate, tinyProbation)
+		w.move(w.parts[:], candidate, tinyProbation)
 	}
 	if main == 0 {
 		return w.parts[tinyWindow].free.first()
@@ -102,7 +94,7 @@ func (w *tinylfu) contest(candidate, main evict.Ref) evict.Ref {
 	if main == 0 || w.sketch.count(w.at(candidate).tag) <= w.sketch.count(w.at(main).tag) {
 		return candidate
 	}
-	w.move(candidate, tinyProbation)
+	w.move(w.parts[:], candidate, tinyProbation)
 	return main
 }
 

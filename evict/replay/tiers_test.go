@@ -14,32 +14,40 @@ func bothPolicies(seed uint64) map[string]func() evict.Policy {
 	}
 }
 
-// TestTwoTiers: whatever is asked, no tier holds more than it has room for, what is on disk is a prefix, nothing is left
-// without its parent, and a disk with room for all serves all that came before.
-func TestTwoTiers(t *testing.T) {
+// eachSmall tries the store's policies on many small workloads.
+func eachSmall(t *testing.T, try func(w *Workload, costs []float64, name string, policy func() evict.Policy)) {
+	t.Helper()
 	r := random(t)
 	for range 200 {
 		w := smallWorkload(t, r, 80, 6, 3)
 		costs := w.Costs(llama70B)
 		for name, policy := range bothPolicies(r.Uint64()) {
-			for _, disk := range []int{1, 3, 7, w.Pages()} {
-				for _, fetch := range []bool{false, true} {
-					n := Node{Policies: []evict.Policy{policy()}, Host: 3, Disk: disk}
-					got, err := ReplayNode(w, costs, n, Options{Fetch: fetch})
-					if err != nil {
-						t.Fatalf("%s, disk of %d: %v", name, disk, err)
-					}
-					brought := got.WrittenTo[evict.Host] - got.Written
-					if got.Orphans != 0 || got.HeldIn[evict.Host] > 3 || got.HeldIn[evict.Disk] > disk || brought < 0 || !fetch && brought != 0 {
-						t.Fatalf("%s, disk of %d: %+v", name, disk, got)
-					}
-					if name == "lru" && disk == w.Pages() && got.Hits+got.Written+got.Refused+got.Present != w.Accesses() {
-						t.Fatalf("disk of %d: %d accesses, %+v", disk, w.Accesses(), got)
-					}
+			try(w, costs, name, policy)
+		}
+	}
+}
+
+// TestTwoTiers: whatever is asked, no tier holds more than it has room for, what is on disk is a prefix, nothing is left
+// without its parent, and a disk with room for all serves all that came before.
+func TestTwoTiers(t *testing.T) {
+	eachSmall(t, func(w *Workload, costs []float64, name string, policy func() evict.Policy) {
+		for _, disk := range []int{1, 3, 7, w.Pages()} {
+			for _, fetch := range []bool{false, true} {
+				n := Node{Policies: []evict.Policy{policy()}, Host: 3, Disk: disk}
+				got, err := ReplayNode(w, costs, n, Options{Fetch: fetch})
+				if err != nil {
+					t.Fatalf("%s, disk of %d: %v", name, disk, err)
+				}
+				brought := got.WrittenTo[evict.Host] - got.Written
+				if got.Orphans != 0 || got.HeldIn[evict.Host] > 3 || got.HeldIn[evict.Disk] > disk || brought < 0 || !fetch && brought != 0 {
+					t.Fatalf("%s, disk of %d: %+v", name, disk, got)
+				}
+				if name == "lru" && disk == w.Pages() && got.Hits+got.Written+got.Refused+got.Present != w.Accesses() {
+					t.Fatalf("disk of %d: %d accesses, %+v", disk, w.Accesses(), got)
 				}
 			}
 		}
-	}
+	})
 }
 
 // TestTwoTiersByHand: memory for two pages, disk for four, least recently used first.
@@ -96,24 +104,19 @@ func TestCopiesAreJudged(t *testing.T) {
 // TestRecordsAreABound: there are never more pages than records, and for a record goes what is worth least, whatever it is
 // worth: nothing is refused.
 func TestRecordsAreABound(t *testing.T) {
-	r := random(t)
-	for range 200 {
-		w := smallWorkload(t, r, 80, 6, 3)
-		costs := w.Costs(llama70B)
-		for name, policy := range bothPolicies(r.Uint64()) {
-			for _, n := range []Node{{Host: w.Pages(), Pages: 8}, {Host: w.Pages(), Disk: w.Pages(), Copies: 13}, {Host: 4, Disk: 9, Pages: 8, Copies: 16}} {
-				n.Policies = []evict.Policy{policy()}
-				got, err := ReplayNode(w, costs, n, Options{Fetch: true})
-				held := got.HeldIn[evict.Host] + got.HeldIn[evict.Disk]
-				if err != nil || got.Orphans != 0 || n.Disk == 0 && held > n.Pages || n.Copies > 0 && got.HeldIn[evict.Host] > n.Copies {
-					t.Fatalf("%s, %+v: %v, %+v", name, n, err, got)
-				}
-				if n.Host == w.Pages() && got.Refused != 0 {
-					t.Fatalf("%s, %+v: refused %d", name, n, got.Refused)
-				}
+	eachSmall(t, func(w *Workload, costs []float64, name string, policy func() evict.Policy) {
+		for _, n := range []Node{{Host: w.Pages(), Pages: 8}, {Host: w.Pages(), Disk: w.Pages(), Copies: 13}, {Host: 4, Disk: 9, Pages: 8, Copies: 16}} {
+			n.Policies = []evict.Policy{policy()}
+			got, err := ReplayNode(w, costs, n, Options{Fetch: true})
+			held := got.HeldIn[evict.Host] + got.HeldIn[evict.Disk]
+			if err != nil || got.Orphans != 0 || n.Disk == 0 && held > n.Pages || n.Copies > 0 && got.HeldIn[evict.Host] > n.Copies {
+				t.Fatalf("%s, %+v: %v, %+v", name, n, err, got)
+			}
+			if n.Host == w.Pages() && got.Refused != 0 {
+				t.Fatalf("%s, %+v: refused %d", name, n, got.Refused)
 			}
 		}
-	}
+	})
 }
 
 // TestStepsInTheirOrder: requests one after the other are what they are without steps, and of two that overlap the later

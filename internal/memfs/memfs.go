@@ -4,6 +4,7 @@ package memfs
 
 import (
 	"errors"
+	"io"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -20,6 +21,16 @@ func NewCrashable() FS { return FS{vfs.NewCrashableMem()} }
 
 // CrashClone is that of vfs.MemFS.
 func (fs FS) CrashClone(c vfs.CrashCloneCfg) FS { return FS{fs.MemFS.CrashClone(c)} }
+
+// ReadFile is all that a file holds.
+func ReadFile(fs vfs.FS, name string) ([]byte, error) {
+	f, err := fs.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	b, err := io.ReadAll(f)
+	return b, errors.Join(err, f.Close())
+}
 
 // OpenReadWrite implements vfs.FS.
 func (fs FS) OpenReadWrite(name string, category vfs.DiskWriteCategory, options ...vfs.OpenOption) (vfs.File, error) {

@@ -74,12 +74,7 @@ func writeAt(t *testing.T, f vfs.File, p string, at int64) {
 
 func content(t *testing.T, fs vfs.FS, name string) []byte {
 	t.Helper()
-	f, err := fs.Open(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	b, err := io.ReadAll(f)
+	b, err := ReadFile(fs, name)
 	if err != nil {
 		t.Fatal(err)
 	}

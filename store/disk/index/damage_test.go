@@ -2,24 +2,20 @@ package index
 
 import (
 	"errors"
-	"io"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/quire-kv/quire/internal/memfs"
 )
 
 // readFile and writeFile are for files of an index that nobody has open.
 func readFile(t testing.TB, fs vfs.FS, path string) []byte {
 	t.Helper()
-	f, err := fs.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	b, err := io.ReadAll(f)
+	b, err := memfs.ReadFile(fs, path)
 	if err != nil {
 		t.Fatal(err)
 	}
