@@ -33,8 +33,10 @@ type diskWriter struct {
 	inFlight int64         // bytes queued or being written
 	progress chan struct{} // closed and replaced when something was asked for, written, or failed
 	writable bool          // as the shards were told last
-	poll     func() bool   // stops the armed look at a tier that is not writable; nil: none
+	poll     func() bool   // stops the armed look at whether the tier is writable; nil: none is armed
 	stopping bool
+
+	telling sync.Mutex // serialises checkWritable: taken before mu
 }
 
 // diskWrite is one Transfer into the disk tier.
@@ -45,8 +47,8 @@ type diskWrite struct {
 
 // Bounds of write-behind.
 const (
-	maxWriteBehindBytes = 64 << 20 // at a time; an eighth of the host tier where that is less, since what is being written cannot go
-	writableCheck       = time.Second
+	maxWriteBehindBytes = 64 << 20              // at a time; an eighth of the host tier where that is less, since what is being written cannot go
+	writableCheck       = time.Second           // while the tier is at something, or takes nothing
 	roomWait            = 25 * time.Millisecond // of a publication, before what is not on disk yet is dropped
 	maxRoomWait         = 5 * time.Second       // of a publication that finds nothing but pages that are being written
 )
@@ -94,6 +96,7 @@ func (w *diskWriter) enqueue(sh *shard, t core.Transfer) {
 	if !stopped {
 		w.queue = append(w.queue, diskWrite{sh, t})
 		w.inFlight += t.From.Bytes
+		w.arm()
 	}
 	w.mu.Unlock()
 	if stopped {
@@ -215,8 +218,9 @@ func (w *diskWriter) tell() {
 	w.progress = make(chan struct{})
 }
 
-// moved waits until some bytes were written or limit has passed; false when there is nothing to wait for.
-func (w *diskWriter) moved(limit <-chan struct{}) bool {
+// moved waits until some bytes were written, limit has passed or nobody waits any more; false when there is nothing to
+// wait for.
+func (w *diskWriter) moved(limit, gone <-chan struct{}) bool {
 	w.mu.Lock()
 	progress, busy := w.progress, w.inFlight > 0 && w.writable
 	w.mu.Unlock()
@@ -227,25 +231,54 @@ func (w *diskWriter) moved(limit <-chan struct{}) bool {
 	case <-progress:
 		return true
 	case <-limit:
-		return false
+	case <-gone:
 	}
+	return false
 }
 
-// checkWritable tells the shards when the tier stops or resumes taking bytes, and looks again while it does not.
+// arm makes sure that it is looked at whether the tier is writable. Under mu.
+func (w *diskWriter) arm() {
+	if w.poll != nil || w.stopping {
+		return
+	}
+	w.s.timers.Add(1)
+	w.poll = w.s.clock.AfterFunc(writableCheck, func() {
+		defer w.s.timers.Done()
+		w.mu.Lock()
+		w.poll = nil
+		w.mu.Unlock()
+		w.checkWritable()
+	})
+}
+
+// disarm ends that. Under mu.
+func (w *diskWriter) disarm() {
+	if w.poll != nil && w.poll() {
+		w.s.timers.Done()
+	}
+	w.poll = nil
+}
+
+// checkWritable tells the shards when the tier stops or resumes taking bytes, and looks again while it is at something or
+// takes nothing. It is the timer's too, since a tier that answers nothing may hold the writer.
 func (w *diskWriter) checkWritable() {
+	w.telling.Lock()
+	defer w.telling.Unlock()
 	now := w.d.Usage().Writable
 	w.mu.Lock()
 	changed := now != w.writable
 	w.writable = now
-	if !now && w.poll == nil && !w.stopping {
-		w.poll = w.s.clock.AfterFunc(writableCheck, func() {
-			w.mu.Lock()
-			w.poll = nil
-			w.mu.Unlock()
-			w.signal()
-		})
+	var refused []diskWrite
+	if !now {
+		refused, w.queue = w.queue, nil
+	}
+	if !now || w.inFlight > 0 {
+		w.arm()
 	}
 	w.mu.Unlock()
+	for _, q := range refused {
+		w.finish(q, core.TransferDone{ID: q.t.ID, Err: reason.Busy})
+	}
 	if !changed {
 		return
 	}
@@ -291,10 +324,7 @@ func (w *diskWriter) flush(ctx context.Context) error {
 func (w *diskWriter) stop() {
 	w.mu.Lock()
 	w.stopping = true
-	if w.poll != nil {
-		w.poll()
-		w.poll = nil
-	}
+	w.disarm()
 	w.mu.Unlock()
 	w.signal()
 	<-w.done

@@ -58,7 +58,7 @@ func (s *Store) Commit(ctx context.Context, c Caller, id page.NamespaceID, e pag
 	}
 	for i := range out {
 		if out[i].Outcome == 0 {
-			out[i] = s.committedBefore(sh, c, sp, pages[i])
+			out[i] = s.committedBefore(ctx, sh, c, sp, pages[i])
 		}
 	}
 	if err := s.persistCommitted(ctx, sh, durable, pages, out); err != nil {
@@ -121,7 +121,7 @@ func (s *Store) commitReady(sp *space, sh *shard, c Caller, t core.Token, ready 
 }
 
 // committedBefore answers a commit whose token is over: the same digests stored are the same commit, others won.
-func (s *Store) committedBefore(sh *shard, c Caller, sp *space, p CommitPage) PageResult {
+func (s *Store) committedBefore(ctx context.Context, sh *shard, c Caller, sp *space, p CommitPage) PageResult {
 	stale := PageResult{Outcome: core.Refused, Reason: reason.StaleToken}
 	var ours, stored []page.ExtentID
 	all := len(p.Headers) > 0
@@ -130,7 +130,10 @@ func (s *Store) committedBefore(sh *shard, c Caller, sp *space, p CommitPage) Pa
 		if err := page.DecodeHeader(&h, raw); err != nil || h.Key.Namespace != sp.State.ID || h.Key.Epoch != sp.State.Epoch {
 			return stale
 		}
-		there := s.storedOf(sh, c, core.Run{Family: h.Key.Family, Hashes: h.Key.Hash.Bytes()}, h.View)
+		there, known := s.storedOf(ctx, sh, c, core.Run{Family: h.Key.Family, Hashes: h.Key.Hash.Bytes()}, h.View)
+		if !known {
+			return PageResult{Outcome: core.Refused, Reason: reason.Busy}
+		}
 		all = all && slices.Contains(there, h.Extent)
 		ours, stored = append(ours, h.Extent), append(stored, there...)
 	}

@@ -56,8 +56,8 @@ func TestCase_C31_TheDefaultIsNotLRU(t *testing.T) {
 			continue
 		}
 		checkSimulated(t, &st.Eviction)
-		dear := f.Store.Explain(&page.Key{Family: f.Run(nil).Family, Hash: mustHash(t, storetest.Chain("deep", 40)[39*32:])})
-		cheap := f.Store.Explain(&page.Key{Family: f.Run(nil).Family, Hash: mustHash(t, storetest.Chain("once 19/59", 1))})
+		dear := f.Store.Explain(t.Context(), &page.Key{Family: f.Run(nil).Family, Hash: mustHash(t, storetest.Chain("deep", 40)[39*32:])})
+		cheap := f.Store.Explain(t.Context(), &page.Key{Family: f.Run(nil).Family, Hash: mustHash(t, storetest.Chain("once 19/59", 1))})
 		if dear.Sampled < 10 || dear.Below != dear.Sampled || cheap.Below > cheap.Sampled/2 || dear.Score <= cheap.Score || dear.RankTier != evict.Host {
 			t.Errorf("the deep page scores %g, more than %d of %d; a short one %g, more than %d of %d", dear.Score, dear.Below, dear.Sampled, cheap.Score, cheap.Below, cheap.Sampled)
 		}

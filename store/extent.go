@@ -5,12 +5,10 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/kernels"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/core"
 	"github.com/quire-kv/quire/store/page"
-	"github.com/quire-kv/quire/store/tier"
 )
 
 // decodeRegion reads the header of a region; raw is its encoded length.
@@ -127,43 +125,34 @@ func reasonOfHeader(err error) reason.Reason {
 	return reason.Corrupt
 }
 
-// headerAt reads the header of a region.
-func (s *Store) headerAt(t evict.Tier, r tier.Region) (h page.Header, ok bool) {
-	if r.Memory != nil {
-		h, _, err := decodeRegion(r.Memory)
-		return h, err == nil
-	}
-	h, _, _, why := s.peek(context.Background(), r, t)
-	return h, why == reason.None
-}
-
-// stat pins whatever is stored of one page and answers its parts, hidden ones too. The caller closes the Reading.
-func (s *Store) stat(sh *shard, c Caller, run core.Run, v page.View) *Reading {
+// stat pins whatever is stored of one page and answers its parts, hidden ones too. Where a header cannot be read before ctx
+// ends there are none. The caller closes the Reading.
+func (s *Store) stat(ctx context.Context, sh *shard, c Caller, run core.Run, v page.View) *Reading {
 	sp := s.spaces.get(run.Family.Namespace, run.Family.Epoch)
 	if sp == nil || s.enter() != nil {
 		return nil
 	}
-	rd, _, _ := s.read(context.Background(), sp, sh, c, ReadRequest{Run: run, View: v, anyView: true})
+	rd, _, _ := s.read(ctx, sp, sh, c, ReadRequest{Run: run, View: v, anyView: true})
 	if rd == nil {
 		s.leave()
 	}
 	return rd
 }
 
-// storedOf names the accepted extents that hold any part of view v (zero: of the page).
-func (s *Store) storedOf(sh *shard, c Caller, run core.Run, v page.View) []page.ExtentID {
-	rd := s.stat(sh, c, run, v)
+// storedOf names the accepted extents that hold any part of view v (zero: of the page). known is false where that could not
+// be read.
+func (s *Store) storedOf(ctx context.Context, sh *shard, c Caller, run core.Run, v page.View) (ids []page.ExtentID, known bool) {
+	rd := s.stat(ctx, sh, c, run, v)
 	if rd == nil {
-		return nil
+		return nil, ctx.Err() == nil
 	}
 	defer rd.Close()
-	var ids []page.ExtentID
 	for _, p := range rd.pages[0].parts {
 		if p.Accepted {
 			ids = append(ids, p.header.Extent)
 		}
 	}
-	return ids
+	return ids, rd.pages[0].result.Reason != reason.Busy
 }
 
 // Verify re-reads the named pages and drops extents that fail (only: those; nil: all). OK: sound. Miss with Corrupt:

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -223,13 +224,13 @@ type Explanation struct {
 	Extents []ExtentInfo
 }
 
-// Explain looks at one key.
-func (s *Store) Explain(k *page.Key) Explanation {
+// Explain looks at one key. Extents whose header cannot be read before ctx ends are told of as Parts only.
+func (s *Store) Explain(ctx context.Context, k *page.Key) Explanation {
 	sh := s.shardOf(k.Namespace, k.Epoch)
 	sh.mu.RLock()
 	x := Explanation{Explanation: sh.core.Explain(s.clock.Now(), s.clock.Wall(), k)}
 	sh.mu.RUnlock()
-	rd := s.stat(sh, Caller{}, core.Run{Family: k.Family, Hashes: k.Hash.Bytes()}, page.View{})
+	rd := s.stat(ctx, sh, Caller{}, core.Run{Family: k.Family, Hashes: k.Hash.Bytes()}, page.View{})
 	if rd == nil {
 		return x
 	}

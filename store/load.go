@@ -62,11 +62,12 @@ func (r *Reading) load(ctx context.Context) {
 			transfers = append(transfers, t)
 		}
 	})
-	r.s.promote(r.sh, transfers)
+	r.s.promote(ctx, r.sh, transfers)
 }
 
-// promote finds room for transfers from another tier into Host and starts them.
-func (s *Store) promote(sh *shard, transfers []core.Transfer) {
+// promote finds room for transfers from another tier into Host, for which it waits no longer than ctx, and starts them.
+func (s *Store) promote(ctx context.Context, sh *shard, transfers []core.Transfer) {
+	waits := &patience{gone: ctx.Done()}
 	var total uint64
 	for i := range transfers {
 		total += uint64(tier.RoundUp(transfers[i].From.Bytes))
@@ -79,7 +80,7 @@ func (s *Store) promote(sh *shard, transfers []core.Transfer) {
 			continue
 		}
 		class, owner := s.classOf(t.Namespace, t.Epoch, from.Bytes), tier.Owner{Shard: sh.id, Extent: t.Into}
-		who := seeker{tenant: s.tenantOf(t.Namespace, t.Epoch), judge: true, worth: t.Worth}
+		who := seeker{tenant: s.tenantOf(t.Namespace, t.Epoch), judge: true, worth: t.Worth, patience: waits}
 		to, err := s.allocOne(evict.Host, class, owner, total, &who)
 		passing := errors.Is(err, errNotWorth)
 		if passing { // it is read all the same, and what it displaces is room for the next such

@@ -113,7 +113,7 @@ func (s *Store) Begin(ctx context.Context, c Caller, r BeginRequest) (BeginResul
 			return BeginResult{}, reason.None, err
 		}
 	}
-	s.fillStored(sp, sh, c, &r, out.Pages)
+	s.fillStored(ctx, sp, sh, c, &r, out.Pages)
 	return out, reason.None, nil
 }
 
@@ -199,12 +199,12 @@ func (s *Store) openGrant(g core.Grant, geo *core.Geometry, provBytes int) *gran
 	return out
 }
 
-// fillStored names the extents that pages answered Present already have.
-func (s *Store) fillStored(sp *space, sh *shard, c Caller, r *BeginRequest, out []PageResult) {
+// fillStored names the extents that pages answered Present already have, as far as they can be read before ctx ends.
+func (s *Store) fillStored(ctx context.Context, sp *space, sh *shard, c Caller, r *BeginRequest, out []PageResult) {
 	for i := range out {
 		if out[i].Outcome == core.Present {
 			v := r.Pages[i].View
-			out[i].Stored = s.storedOf(sh, c, pageRun(&r.Run, sp.State.HashBytes, i), v)
+			out[i].Stored, _ = s.storedOf(ctx, sh, c, pageRun(&r.Run, sp.State.HashBytes, i), v)
 		}
 	}
 }

@@ -18,10 +18,17 @@ const maxRoomRounds = 1 << 12
 
 // seeker is who needs room.
 type seeker struct {
-	tenant uint32
-	judge  bool // what is worth more than worth stays (core.Reclaim)
-	worth  evict.Score
-	at     clock.Instant // when last something was evicted for it; 0: nothing was
+	tenant   uint32
+	judge    bool // what is worth more than worth stays (core.Reclaim)
+	worth    evict.Score
+	at       clock.Instant // when last something was evicted for it; 0: nothing was
+	patience *patience     // of room in memory
+}
+
+// patience is how long one call waits for write-behind: in vain once, however much room it needs.
+type patience struct {
+	gone        <-chan struct{} // closed with the call; nil: it has no end
+	brief, long bool            // waits that were in vain
 }
 
 // errNotWorth is a tier that is full of what is worth more.
@@ -34,7 +41,7 @@ func (s *Store) alloc(sh *shard, a core.Alloc, want core.Ticket) (core.Reply, bo
 		total += uint64(tier.RoundUp(it.Bytes))
 	}
 	done := core.Allocated{ID: a.ID, Places: make([]core.Place, 0, len(a.Items))}
-	who := seeker{tenant: a.Tenant, judge: true, worth: a.Worth}
+	who := seeker{tenant: a.Tenant, judge: true, worth: a.Worth, patience: &patience{gone: sh.waiting(want)}}
 	for _, it := range a.Items {
 		r, err := s.allocOne(a.Tier, s.classOf(a.Namespace, a.Epoch, it.Bytes), tier.Owner{Shard: sh.id, Extent: it.Extent}, total, &who)
 		if err != nil {
@@ -123,7 +130,7 @@ func (s *Store) makeRoom(t evict.Tier, bytes uint64, who *seeker) (made, notWort
 		r.Own = false
 	}
 	if !made && !notWorth && t == evict.Host && s.disk != nil {
-		made = s.reclaimWritten(r, maxRoomWait, who)
+		made = s.reclaimWritten(r, maxRoomWait, &who.patience.long, who)
 	}
 	return made, notWorth
 }
@@ -137,7 +144,7 @@ func (s *Store) makeRoomOf(r core.Reclaim, who *seeker) (made, notWorth bool) {
 	if r.Tier == evict.Host && s.disk != nil {
 		clean := r
 		clean.Clean = true
-		if freed, _ := s.reclaimFrom(clean, who); freed > 0 || s.reclaimWritten(clean, roomWait, who) {
+		if freed, _ := s.reclaimFrom(clean, who); freed > 0 || s.reclaimWritten(clean, roomWait, &who.patience.brief, who) {
 			return true, false
 		}
 	}
@@ -147,16 +154,29 @@ func (s *Store) makeRoomOf(r core.Reclaim, who *seeker) (made, notWorth bool) {
 
 // reclaimWritten waits for write-behind while there is any: what it is at may not go before, and what it has done can
 // go without a loss.
-func (s *Store) reclaimWritten(r core.Reclaim, most time.Duration, who *seeker) bool {
+func (s *Store) reclaimWritten(r core.Reclaim, most time.Duration, vain *bool, who *seeker) bool {
+	if *vain {
+		return false
+	}
 	limit, cancel := timeout(s.clock, most)
 	defer cancel()
-	for s.disk.moved(limit) {
+	for s.disk.moved(limit, who.patience.gone) {
 		if freed, _ := s.reclaimFrom(r, who); freed > 0 {
 			return true
 		}
 	}
 	freed, _ := s.reclaimFrom(r, who) // of what was written between the last look and this
+	*vain = freed == 0 && (ended(limit) || ended(who.patience.gone))
 	return freed > 0
+}
+
+func ended(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // reclaimFrom asks the shard with the lowest water level, then the next, for bytes; it answers what was freed. notWorth: nothing,

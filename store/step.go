@@ -13,6 +13,7 @@ import (
 // wait is a caller whose Reply may come from another goroutine's Step.
 type wait struct {
 	reply chan core.Reply // one slot
+	ended <-chan struct{} // closed with the caller's context
 	undo  func(core.Reply)
 	gone  bool // the caller left: undo instead of answering
 }
@@ -95,7 +96,7 @@ func (s *Store) ask(ctx context.Context, sh *shard, t core.Ticket, ev core.Event
 	if err := ctx.Err(); err != nil {
 		return core.Reply{}, err
 	}
-	w := &wait{reply: make(chan core.Reply, 1), undo: undo}
+	w := &wait{reply: make(chan core.Reply, 1), ended: ctx.Done(), undo: undo}
 	sh.rt.Lock()
 	sh.waits[t] = w
 	sh.rt.Unlock()
@@ -121,6 +122,16 @@ func (s *Store) ask(ctx context.Context, sh *shard, t core.Ticket, ev core.Event
 	default:
 	}
 	return core.Reply{}, ctx.Err()
+}
+
+// waiting is closed when who waits for a ticket's Reply does no more; nil: nobody does, or without an end.
+func (sh *shard) waiting(t core.Ticket) <-chan struct{} {
+	sh.rt.Lock()
+	defer sh.rt.Unlock()
+	if w := sh.waits[t]; w != nil {
+		return w.ended
+	}
+	return nil
 }
 
 // now steps an event that the core answers in the same Step.

@@ -14,6 +14,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -195,9 +196,9 @@ func (s *Store) enter() error {
 
 func (s *Store) leave() { s.calls.Done() }
 
-// Close stops intake, waits within ctx for calls and readings, and closes the tiers; Flush before it writes behind
-// what is in memory only. When ctx ends first the tiers
-// stay mapped, since something may still read them; the error says so. Idempotent.
+// Close stops intake, waits within ctx for calls, readings and what the disk has in hand, and closes the tiers; Flush
+// before it writes behind what is in memory only. When ctx ends first the tiers stay mapped, since something may still read
+// them; the error says so. Idempotent.
 func (s *Store) Close(ctx context.Context) error {
 	s.life.Lock()
 	first := !s.closing
@@ -210,7 +211,7 @@ func (s *Store) Close(ctx context.Context) error {
 	case <-s.closed:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("store: closing with reads in flight: %w", ctx.Err())
+		return fmt.Errorf("store: closing with calls or writes in flight: %w", ctx.Err())
 	}
 }
 
@@ -225,7 +226,7 @@ func (s *Store) drain() {
 		s.disarm(sh)
 	}
 	s.timers.Wait()
-	for _, d := range s.o.Tiers {
+	for _, d := range slices.Backward(s.o.Tiers[:]) { // what is being written to Disk is read from Host
 		if d != nil {
 			_ = d.Close() // a tier in memory has nothing to lose; a durable one reports through Usage
 		}

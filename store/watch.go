@@ -3,11 +3,15 @@ package store
 import (
 	"context"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/quire-kv/quire/evict"
+	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/core"
 	"github.com/quire-kv/quire/store/page"
+	"github.com/quire-kv/quire/store/tier"
 )
 
 // PageEvent is one change that a watcher is told.
@@ -22,10 +26,19 @@ type PageEvent struct {
 // maxWatchQueue bounds the events that wait for a slow watcher; what comes beyond is a gap.
 const maxWatchQueue = 1 << 14
 
+// An event of a copy on disk needs its header from there, and whoever made the event waits for it: watchWait at most, and not
+// again for watchBlind after it was in vain. Meanwhile events are gaps.
+const (
+	watchWait  = time.Second
+	watchBlind = 10 * time.Second
+)
+
 type watchTable struct {
 	mu   sync.RWMutex // guards all below
 	m    map[spaceKey][]*watcher
 	done bool
+
+	blind atomic.Int64 // clock.Instant until which no header is read from a tier that answered too late
 }
 
 type watcher struct {
@@ -157,18 +170,36 @@ func (s *Store) announce(e core.Announce) {
 	if !ok {
 		return
 	}
-	if r.Memory == nil && e.Why == reason.Corrupt { // its header may not be readable, and who tells us may be the reader
+	h, ok := s.announced(e, r)
+	if !ok {
 		for _, w := range ws {
 			w.lose()
 		}
-		return
-	}
-	h, ok := s.headerAt(e.Place.Tier, r)
-	if !ok {
 		return
 	}
 	ev := PageEvent{Removed: e.Removed, Key: h.Key, View: e.View, Tier: e.Place.Tier, Reason: e.Why}
 	for _, w := range ws {
 		w.put(ev)
 	}
+}
+
+// announced is the header of what an event is about.
+func (s *Store) announced(e core.Announce, r tier.Region) (h page.Header, ok bool) {
+	if r.Memory != nil {
+		h, _, err := decodeRegion(r.Memory)
+		return h, err == nil
+	}
+	if e.Why == reason.Corrupt { // it may not be readable, and who tells us may be the reader
+		return h, false
+	}
+	if s.clock.Now() < clock.Instant(s.watch.blind.Load()) {
+		return h, false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), watchWait)
+	defer cancel()
+	h, _, _, why := s.peek(ctx, r, e.Place.Tier)
+	if ctx.Err() != nil {
+		s.watch.blind.Store(int64(s.clock.Now().Add(watchBlind)))
+	}
+	return h, why == reason.None
 }

@@ -11,9 +11,13 @@ import (
 	"github.com/quire-kv/quire/store/disk"
 )
 
+// batchShare is the part of memory that the disk tier has in hand at most, where its device answers nothing.
+const batchShare = 8
+
 func (d *Daemon) openDisk(ctx context.Context, deps Deps) (*disk.Driver, error) {
 	driver, err := disk.New(ctx, disk.Options{
-		Dir: filepath.Join(d.config.DataDir, pagesDir), CapacityBytes: int64(d.config.DiskBytes), Clock: deps.Clock, Logger: deps.Logger,
+		Dir: filepath.Join(d.config.DataDir, pagesDir), CapacityBytes: int64(d.config.DiskBytes),
+		BatchBytes: d.host.Usage().Capacity / batchShare, Clock: deps.Clock, Logger: deps.Logger,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open the disk tier: %w", err)

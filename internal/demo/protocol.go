@@ -224,7 +224,7 @@ func flippedBit(ctx context.Context, s *stage) (seen, error) {
 	if err := s.writtenBehind(ctx, hashes); err != nil {
 		return seen{}, err
 	}
-	if err := s.flip(hashes); err != nil {
+	if err := s.flip(ctx, hashes); err != nil {
 		return seen{}, err
 	}
 	got, err := s.read(ctx, s.b.session, s.run(hashes))
@@ -273,7 +273,7 @@ func (s *stage) writtenBehind(ctx context.Context, hash []byte) error {
 		return nil
 	}
 	for range reportTries {
-		parts, err := s.stored(hash)
+		parts, err := s.stored(ctx, hash)
 		if err != nil || slices.ContainsFunc(parts, func(p core.Part) bool { return p.Place.Tier == evict.Disk }) {
 			return err
 		}
@@ -285,19 +285,19 @@ func (s *stage) writtenBehind(ctx context.Context, hash []byte) error {
 }
 
 // stored is where the copies of a page of engine A's namespace are.
-func (s *stage) stored(hash []byte) ([]core.Part, error) {
+func (s *stage) stored(ctx context.Context, hash []byte) ([]core.Part, error) {
 	h, err := page.MakeHash(hash)
 	if err != nil {
 		return nil, err
 	}
 	session := s.a.session
 	key := page.Key{Family: page.Family{Namespace: session.ID(), Epoch: session.Epoch(), Group: s.group.ID}, Hash: h}
-	return s.daemon.Store().Explain(&key).Parts, nil
+	return s.daemon.Store().Explain(ctx, &key).Parts, nil
 }
 
 // flip changes one bit in the middle of a stored page.
-func (s *stage) flip(hash []byte) error {
-	parts, err := s.stored(hash)
+func (s *stage) flip(ctx context.Context, hash []byte) error {
+	parts, err := s.stored(ctx, hash)
 	if err != nil {
 		return err
 	}

@@ -148,7 +148,7 @@ func (n *node) dial(t testing.TB, tenant string, o client.Options) *client.Clien
 
 func (n *node) damage(t testing.TB, k *page.Key, x int) {
 	t.Helper()
-	e := n.store.Explain(k)
+	e := n.store.Explain(t.Context(), k)
 	if x >= len(e.Parts) {
 		t.Fatalf("page has %d extents", len(e.Parts))
 	}
@@ -164,4 +164,4 @@ func (n *node) held() (leases, publications, sessions int) {
 	return int(s.Totals.ReadLeases), int(s.Totals.Publications), s.Sessions
 }
 
-func (n *node) extents(k *page.Key) int { return len(n.store.Explain(k).Parts) }
+func (n *node) extents(k *page.Key) int { return len(n.store.Explain(context.Background(), k).Parts) }

@@ -103,6 +103,9 @@ func (s *Shard) tierState(ev *TierState) {
 	}
 	was := s.readOnly[ev.Tier]
 	s.readOnly[ev.Tier] = !ev.Writable
+	if ev.Tier == evict.Disk && !ev.Writable && !was {
+		s.waitNoMore()
+	}
 	if ev.Tier == evict.Disk && was && ev.Writable && s.o.WriteBehind {
 		s.sweep.catchUp = true
 		s.sweep.request()

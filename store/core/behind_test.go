@@ -151,6 +151,51 @@ func TestWriteBehindCatchesUp(t *testing.T) {
 	w.check()
 }
 
+// Nobody waits for a disk that takes nothing, and what is under way may never end: who waits is told when it stops, who comes at
+// once. What ends after all is told to nobody again.
+func TestNobodyWaitsForADiskThatStopped(t *testing.T) {
+	w, f := behindWorld(t, Options{})
+	for c := range 3 {
+		w.publish(f, c, 0, 2)
+	}
+	deletes := func(c int) Ticket {
+		d := Delete{Ticket: w.ticket(), Runs: []Run{chain(f, c, 0, 2)}}
+		w.do(d)
+		return d.Ticket
+	}
+	w.do(WriteBehind{Bytes: 1 << 40})
+	persist, gone := w.persist(f, 0, 0, 2), deletes(1)
+	if len(w.transfers) != 6 || len(w.replies) == 0 {
+		t.Fatalf("%d transfers", len(w.transfers))
+	}
+	for _, ticket := range []Ticket{persist, gone} {
+		if r, ok := w.replies[ticket]; ok {
+			t.Fatalf("answered while it is being written: %+v", r)
+		}
+	}
+	w.do(TierState{Tier: evict.Disk})
+	later := []Ticket{w.persist(f, 0, 0, 2), deletes(2)}
+	for i, ticket := range []Ticket{persist, later[0]} {
+		for _, res := range w.reply(ticket).Results {
+			if show(res) != "refused busy" {
+				t.Errorf("persist %d: %s", i, show(res))
+			}
+		}
+	}
+	for i, ticket := range []Ticket{gone, later[1]} {
+		if why := w.reply(ticket).Reason; why != reason.Busy {
+			t.Errorf("delete %d: %v", i, why)
+		}
+	}
+	w.check()
+	answered := len(w.replies)
+	w.finishTransfers()
+	if len(w.replies) != answered || w.tiersOf(f, 0, 1) != "host disk" || w.leading(f, 1, 0, 2)+w.leading(f, 2, 0, 2) != 0 {
+		t.Errorf("%d replies more, page 1 in %q", len(w.replies)-answered, w.tiersOf(f, 0, 1))
+	}
+	w.check()
+}
+
 // A page that the disk failed to take is tried again when the disk is back.
 func TestWriteBehindTriesAgain(t *testing.T) {
 	w, f := behindWorld(t, Options{})

@@ -6,7 +6,8 @@ import (
 )
 
 // delete hides pages at once. Grants in flight on them are revoked, so that what was deleted does not come back. Its Reply
-// waits until what is being written of them to Disk has been freed there: else a crash could bring it back.
+// waits until what is being written of them to Disk has been freed there: else a crash could bring it back. While Disk takes
+// nothing that may never be, and it is Busy.
 func (s *Shard) delete(ev *Delete) {
 	d := &delayed{Reply: Reply{Ticket: ev.Ticket}}
 	for n := range ev.Runs {
@@ -14,6 +15,10 @@ func (s *Shard) delete(ev *Delete) {
 			s.awaitWrites(i, d)
 			return s.deletePage(i)
 		})
+	}
+	if d.waits > 0 && s.readOnly[evict.Disk] {
+		s.waitNoMore()
+		return
 	}
 	d.answer(s)
 }

@@ -147,7 +147,8 @@ type (
 	// SessionGone ends the leases and publications of a session.
 	SessionGone struct{ Session Session }
 	// Delete hides pages at once; running leases and reads finish. Its Reply comes when no Transfer to Disk of what it
-	// hid is under way any more: whatever was written has been freed by then.
+	// hid is under way any more: whatever was written has been freed by then. Or it is Busy, once Disk takes nothing: what was
+	// under way may come back with a restart.
 	Delete struct {
 		Ticket Ticket
 		Runs   []Run
@@ -209,7 +210,7 @@ type (
 		Extents []uint32
 	}
 	// Persist asks that what is committed of pages is on Disk too: durable publications, and Begins that found
-	// their page present. Its Reply comes when the last Transfer is done: Committed, or Refused with why not: Absent
+	// their page present. Its Reply comes when the last Transfer is done, or Disk takes nothing: Committed, or Refused with why not: Absent
 	// (nothing accepted of View is stored, or no longer), Expired, Provenance, Busy (Disk takes nothing, or no record is
 	// left), or what the transfer said.
 	Persist struct {
@@ -263,7 +264,8 @@ type (
 		Extent uint32
 		Place  Place
 	}
-	// TierState tells of a tier that stopped or resumed taking bytes.
+	// TierState tells of a tier that stopped or resumed taking bytes. Of a Disk that stopped nobody is left to wait for what is
+	// under way.
 	TierState struct {
 		Tier     evict.Tier
 		Writable bool

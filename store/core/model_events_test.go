@@ -152,8 +152,9 @@ func (d *driver) deleteRun() {
 	}
 	d.do(ev)
 	r, answered := d.w.replies[ev.Ticket]
-	if answered != (writing == 0) {
-		d.t.Fatalf("delete answered: %v, while %d of its extents are being written", answered, writing)
+	stopped := d.w.s.readOnly[evict.Disk]
+	if answered != (writing == 0 || stopped) || answered && (r.Reason == reason.Busy) != (writing > 0) {
+		d.t.Fatalf("delete answered: %v, %v, while %d of its extents are being written to a disk that is stopped: %v", answered, r.Reason, writing, stopped)
 	}
 	for i := range keys {
 		if answered && (r.Results[i].Outcome == OK) != had[keys[i]] {

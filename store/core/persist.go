@@ -1,6 +1,9 @@
 package core
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/quire-kv/quire/evict"
 	"github.com/quire-kv/quire/reason"
 	"github.com/quire-kv/quire/store/page"
@@ -76,6 +79,10 @@ func (s *Shard) persistPage(d *delayed, j int, i uint32, v page.View) {
 		if s.extents.At(x).view.Intersect(v).Empty() {
 			return
 		}
+		if s.readOnly[evict.Disk] { // nor is it waited for what is on its way
+			r.Outcome, r.Reason = Refused, reason.Busy
+			return
+		}
 		t, why := s.startCopy(x, evict.Disk, evict.MaxScore)
 		if t == nil {
 			r.Outcome, r.Reason = Refused, why
@@ -108,4 +115,25 @@ func (s *Shard) persisted(w persisting, why reason.Reason) {
 	}
 	w.of.waits--
 	w.of.answer(s)
+}
+
+// waitNoMore answers all who wait for a Disk that takes nothing now: what is under way may never end. Pages are not durable,
+// and what was deleted is gone but may come back with a restart.
+func (s *Shard) waitNoMore() {
+	for _, id := range slices.Sorted(maps.Keys(s.transfers)) {
+		t := s.transfers[id]
+		if t.to != evict.Disk {
+			continue
+		}
+		persists, deletes := t.persists, t.deletes
+		t.persists, t.deletes = nil, nil
+		for _, w := range persists {
+			s.persisted(w, reason.Busy)
+		}
+		for _, d := range deletes {
+			d.Reason = reason.Busy
+			d.waits--
+			d.answer(s)
+		}
+	}
 }

@@ -29,6 +29,8 @@
 //	a write, a new file            no writes until a probe succeeds; the segment takes no more
 //	a removal                      the file counts until the probe removes it
 //	a read                         that read
+//	no answer to a write, 10 s     what waits is refused, and what comes, until there is one
+//	no answer to any read, 10 s    likewise
 //
 // Opening reads the journal, the segments that the index does not know all of, and of those that a crash came upon what
 // may not have been durable. Payloads are not verified otherwise: each read is, by its reader.

@@ -109,7 +109,9 @@ func (d *Driver) takesBytes() error {
 }
 
 // takesWrites says why writes are refused. Under mu.
-func (d *Driver) takesWrites() error { return cmp.Or(d.fatal, d.degraded) }
+func (d *Driver) takesWrites() error {
+	return cmp.Or(d.fatal, d.degraded, d.writer.watch.silent(aWrite))
+}
 
 // room is how many bytes a new segment may have, if so many regions are added. Under mu.
 func (d *Driver) room(regions int64) int64 {
@@ -283,14 +285,17 @@ func (d *Driver) Retire(id page.NamespaceID, e page.Epoch) {
 // by it have been removed; or with the error that keeps it from being so.
 func (d *Driver) Barrier(done func(error)) {
 	d.mu.Lock()
-	closed := d.closed
-	if !closed {
+	err := d.writer.watch.silent(aWrite)
+	if d.closed {
+		err = tier.ErrClosed
+	}
+	if err == nil {
 		d.writer.wants.barriers = append(d.writer.wants.barriers, done)
 		d.writer.wake()
 	}
 	d.mu.Unlock()
-	if closed {
-		go done(tier.ErrClosed)
+	if err != nil {
+		go done(err)
 	}
 }
 
@@ -313,6 +318,7 @@ func (d *Driver) journalHolds(bytes int64) {
 
 // Usage counts segments at full size, planned ones included; Metadata is journal and index.
 func (d *Driver) Usage() tier.Usage {
+	unread := d.reader.silent()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	u := tier.Usage{Capacity: d.sizes.capacity}
@@ -327,6 +333,8 @@ func (d *Driver) Usage() tier.Usage {
 	u.Writable = err == nil
 	if err != nil {
 		u.Trouble = err.Error()
+	} else if unread != nil {
+		u.Trouble = unread.Error()
 	} else if n := len(d.writer.doomed); n > 0 {
 		u.Trouble = fmt.Sprintf("%d segments cannot be removed", n)
 	}

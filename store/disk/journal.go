@@ -104,6 +104,7 @@ func (j *journal) append(k kind, body []byte) error {
 	if err != nil {
 		return err
 	}
+	j.d.step()
 	b := j.buf[:n]
 	clear(b)
 	copy(b[frameBytes:], body)
@@ -152,9 +153,9 @@ func (j *journal) grow() (*journalFile, error) {
 		f.file = nil
 	}
 	f := &journalFile{number: j.d.nextSeq(), size: j.d.sizes.journal, end: blockBytes}
-	file, err := j.d.dir.make(journalName(f.number), label{kind: fileJournal, number: f.number, bytes: f.size})
+	file, err := j.d.makeFile(journalName(f.number), label{kind: fileJournal, number: f.number, bytes: f.size})
 	if err == nil {
-		if err = j.d.dir.sync(); err != nil {
+		if err = j.d.syncDir(); err != nil {
 			return nil, j.d.fail(errors.Join(fmt.Errorf("sync directory: %w", err), file.Close()))
 		}
 	}
@@ -217,7 +218,7 @@ func (j *journal) rewrite(content content) error {
 	}
 	j.files = kept
 	j.d.journalHolds(j.bytes())
-	if err := j.d.dir.sync(); err != nil {
+	if err := j.d.syncDir(); err != nil {
 		return j.d.fail(fmt.Errorf("sync directory: %w", err))
 	}
 	j.damaged = false

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -23,8 +24,14 @@ type Options struct {
 	SegmentBytes int64
 	// Readers is how many reads are in flight at a time, at most 64. Default 4.
 	Readers int
-	Clock   clock.Clock  // default the system's
-	Logger  *slog.Logger // default: nothing is logged
+	// BatchBytes is what is written between two syncs, and so what an operation waits for, and what a device that answers
+	// nothing keeps of its callers' memory. A single region may be larger. Default, and at most, 64 MiB.
+	BatchBytes int64
+	// Patience is how long a device may take for one step. One that takes longer is given nothing more until it has answered.
+	// Default 10 s.
+	Patience time.Duration
+	Clock    clock.Clock  // default the system's
+	Logger   *slog.Logger // default: nothing is logged
 
 	buffered bool // benchmarks: write through the page cache also where it can be bypassed
 }
@@ -34,10 +41,12 @@ const (
 	MinCapacityBytes = 16 << 20
 	MinSegmentBytes  = 64 << 10
 
-	defaultReaders = 4
-	maxReaders     = 64
-	leastDefault   = 1 << 20
-	mostDefault    = 256 << 20
+	defaultReaders  = 4
+	maxReaders      = 64
+	leastDefault    = 1 << 20
+	mostDefault     = 256 << 20
+	mostBatchBytes  = 64 << 20
+	defaultPatience = 10 * time.Second
 )
 
 func (o *Options) fill() error {
@@ -58,6 +67,15 @@ func (o *Options) fill() error {
 	}
 	if o.Readers < 1 || o.Readers > maxReaders {
 		return fmt.Errorf("disk tier: Readers is %d, must be 1 to %d", o.Readers, maxReaders)
+	}
+	if o.BatchBytes == 0 || o.BatchBytes > mostBatchBytes {
+		o.BatchBytes = mostBatchBytes
+	}
+	if o.Patience == 0 {
+		o.Patience = defaultPatience
+	}
+	if o.BatchBytes < 0 || o.Patience < 0 {
+		return fmt.Errorf("disk tier: BatchBytes is %d and Patience %v, must be above 0", o.BatchBytes, o.Patience)
 	}
 	if o.FS == nil {
 		o.FS = vfs.Default

@@ -22,14 +22,12 @@ type wishes struct {
 // their segment never need to be written.
 const gravesDue = 16 * gravesARecord
 
-// batchBytes bounds what is written between two syncs, and so what an operation waits for.
-const batchBytes = 64 << 20
-
 // writer is the goroutine that changes files. All it does in one round is one batch:
 //
 //	define lineages -> write regions -> sync -> index -> Done -> remove segments -> bury, retire -> barriers
 type writer struct {
 	more     *sync.Cond // on the driver's mu
+	watch    watch      // of a round; guarded by the driver's mu
 	ended    chan struct{}
 	wants    wishes // guarded by the driver's mu
 	closeErr error  // set before ended is closed
@@ -48,7 +46,7 @@ type writer struct {
 // wake tells the writer that there is something to do. Under the driver's mu.
 func (w *writer) wake() { w.more.Signal() }
 
-// take waits for something to do; not ok when the driver is closed and nothing is left.
+// take waits for something to do, which ends by taken; not ok when the driver is closed and nothing is left.
 func (d *Driver) take() (b wishes, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -62,22 +60,31 @@ func (d *Driver) take() (b wishes, ok bool) {
 		w.wants.graves, b.graves = b.graves, nil
 		w.wants.retired, b.retired = b.retired, nil
 	}
-	if n := fewOps(b.ops); n < len(b.ops) {
+	if n := fewOps(b.ops, d.o.BatchBytes); n < len(b.ops) {
 		w.wants.ops = b.ops[n:]
 		b.ops = b.ops[:n:n]
 	}
-	return b, !d.closed || len(b.ops)+len(b.barriers)+len(b.graves)+len(b.retired)+len(b.gone) > 0
+	if ok = !d.closed || len(b.ops)+len(b.barriers)+len(b.graves)+len(b.retired)+len(b.gone) > 0; ok {
+		w.watch.begin()
+	}
+	return b, ok
+}
+
+func (d *Driver) taken() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.writer.watch.end()
 }
 
 func (w *wishes) due() bool {
 	return len(w.ops)+len(w.barriers)+len(w.gone) > 0 || len(w.graves) >= gravesDue || w.probe
 }
 
-// fewOps is how many of ops make a batch.
-func fewOps(ops []tier.Op) int {
-	bytes := 0
+// fewOps is how many of ops make a batch of most bytes.
+func fewOps(ops []tier.Op, most int64) int {
+	bytes := int64(0)
 	for i := range ops {
-		if bytes += len(ops[i].Memory); bytes > batchBytes {
+		if bytes += int64(len(ops[i].Memory)); bytes > most {
 			return max(i, 1)
 		}
 	}
@@ -91,35 +98,39 @@ func (d *Driver) Submit(ops []tier.Op) {
 	}
 	var reads []tier.Op
 	d.mu.Lock()
-	closed := d.closed
-	if !closed {
-		for _, op := range ops {
-			if op.Write {
-				d.writer.wants.ops = append(d.writer.wants.ops, op)
-			} else {
-				reads = append(reads, op)
-			}
+	err := d.writer.watch.silent(aWrite)
+	if d.closed {
+		err = tier.ErrClosed
+	}
+	var refused []tier.Op
+	for _, op := range ops {
+		switch {
+		case !op.Write:
+			reads = append(reads, op)
+		case err != nil:
+			refused = append(refused, op)
+		default:
+			d.writer.wants.ops = append(d.writer.wants.ops, op)
 		}
-		if len(reads) < len(ops) {
-			d.writer.wake()
-		}
+	}
+	if len(reads)+len(refused) < len(ops) {
+		d.writer.wake()
 	}
 	d.mu.Unlock()
-	if closed {
-		d.refuse(ops)
-		return
-	}
-	if len(reads) > 0 && !d.reader.submit(reads) {
-		d.refuse(reads)
+	refuse(refused, err)
+	if len(reads) > 0 {
+		refuse(reads, d.reader.submit(reads))
 	}
 }
 
-// refuse answers ops after Close, on a goroutine that ends by itself: Done must not block.
-func (d *Driver) refuse(ops []tier.Op) {
-	late := append([]tier.Op(nil), ops...)
+// refuse answers ops with an error, if there is one, on a goroutine that ends by itself: Done may take locks of who submits.
+func refuse(ops []tier.Op, err error) {
+	if err == nil || len(ops) == 0 {
+		return
+	}
 	go func() {
-		for _, op := range late {
-			op.Done(tier.ErrClosed)
+		for i := range ops {
+			ops[i].Done(err)
 		}
 	}()
 }

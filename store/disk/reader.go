@@ -18,25 +18,36 @@ type reader struct {
 	queue   []tier.Op
 	closed  bool
 	workers sync.WaitGroup
+	watch   watch // of all reads under way
 }
 
 var errUnwritten = errors.New("disk tier: the region was not written")
 
-// submit reports false after close.
-func (q *reader) submit(ops []tier.Op) bool {
+// submit queues ops, or says why not.
+func (q *reader) submit(ops []tier.Op) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
-		return false
+		return tier.ErrClosed
+	}
+	if err := q.watch.silent(aRead); err != nil {
+		return err
 	}
 	q.queue = append(q.queue, ops...)
 	for range ops {
 		q.more.Signal()
 	}
-	return true
+	return nil
 }
 
-// pop waits for an op; not ok when closed and empty.
+// silent says why reads are refused.
+func (q *reader) silent() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.watch.silent(aRead)
+}
+
+// pop waits for an op, which ends by popped; not ok when closed and empty.
 func (q *reader) pop() (op tier.Op, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -51,7 +62,14 @@ func (q *reader) pop() (op tier.Op, ok bool) {
 	if q.queue = q.queue[1:]; len(q.queue) == 0 {
 		q.queue = nil
 	}
+	q.watch.begin()
 	return op, true
+}
+
+func (q *reader) popped() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.watch.end()
 }
 
 // close lets the workers answer what is queued and waits for them.
@@ -61,6 +79,9 @@ func (q *reader) close() {
 	q.more.Broadcast()
 	q.mu.Unlock()
 	q.workers.Wait()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.watch.disarm()
 }
 
 func (d *Driver) serveReads() {
@@ -69,7 +90,9 @@ func (d *Driver) serveReads() {
 		if !ok {
 			return
 		}
-		op.Done(d.read(op))
+		err := d.read(op)
+		d.reader.popped()
+		op.Done(err)
 	}
 }
 
@@ -118,10 +141,27 @@ func (d *Driver) startRead(op tier.Op) (*segment, int64, error) {
 
 func (d *Driver) endRead(s *segment) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if s.reads--; s.reads == 0 && s.closed && s.reader != nil {
-		_ = s.reader.Close() // it was only read
-		s.reader = nil
+	s.reads--
+	f := s.unread()
+	d.mu.Unlock()
+	closeRead(f)
+}
+
+// unread takes the reader from a segment that is gone and that nobody reads any more; nil: there is none. Under mu, which is
+// not held when it is closed: that is a call of the device.
+func (s *segment) unread() vfs.File {
+	if s.reads > 0 || !s.closed {
+		return nil
+	}
+	f := s.reader
+	s.reader = nil
+	return f
+}
+
+// closeRead closes a file that was only read; nil: none.
+func closeRead(f vfs.File) {
+	if f != nil {
+		_ = f.Close()
 	}
 }
 
@@ -138,11 +178,14 @@ func (d *Driver) readerOf(s *segment) (vfs.File, error) {
 		return nil, err
 	}
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if s.reader == nil {
+	first := s.reader
+	if first == nil {
 		s.reader = f
-	} else {
-		_ = f.Close() // another was faster
 	}
-	return s.reader, nil
+	d.mu.Unlock()
+	if first == nil {
+		return f, nil
+	}
+	closeRead(f) // another was faster
+	return first, nil
 }

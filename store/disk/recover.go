@@ -62,6 +62,8 @@ func newDriver(o Options) *Driver {
 	d.writer.more = sync.NewCond(&d.mu)
 	d.writer.ended = make(chan struct{})
 	d.reader.more.L = &d.reader.mu
+	d.writer.watch = watch{clock: o.Clock, patience: o.Patience, look: d.lookAtWriter, most: 1}
+	d.reader.watch = watch{clock: o.Clock, patience: o.Patience, look: d.lookAtReaders, most: o.Readers}
 	return d
 }
 

@@ -108,9 +108,9 @@ func (d *Driver) tryDevice() (err error) {
 	d.mu.Lock()
 	bytes := min(d.sizes.segment, max(d.room(0)&^(blockBytes-1), MinSegmentBytes))
 	d.mu.Unlock()
-	f, err := d.dir.make(probeName, label{kind: fileSegment, bytes: bytes})
+	f, err := d.makeFile(probeName, label{kind: fileSegment, bytes: bytes})
 	if err == nil {
 		err = errors.Join(f.flush(), f.Close())
 	}
-	return errors.Join(err, d.dir.remove(probeName), d.dir.sync())
+	return errors.Join(err, d.dir.remove(probeName), d.syncDir())
 }

@@ -102,7 +102,7 @@ func newWorld(t testing.TB, rng *rand.Rand) *world {
 }
 
 func worldOptions(fs vfs.FS) Options {
-	return Options{FS: fs, Dir: "data", CapacityBytes: MinCapacityBytes, SegmentBytes: MinSegmentBytes, Readers: 1, Clock: clock.NewManual(time.Unix(1_000_000, 0))}
+	return Options{FS: fs, Dir: "data", CapacityBytes: MinCapacityBytes, SegmentBytes: MinSegmentBytes, Readers: 1, Patience: 1000 * time.Hour, Clock: clock.NewManual(time.Unix(1_000_000, 0))}
 }
 
 // publish allocates and writes n extents in one batch.

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+
 	"github.com/quire-kv/quire/store/disk/index"
 	"github.com/quire-kv/quire/store/page"
 	"github.com/quire-kv/quire/store/tier"
@@ -46,8 +48,12 @@ func (d *Driver) run() {
 		for _, done := range b.barriers {
 			done(err)
 		}
+		d.taken()
 	}
 	d.writer.closeErr = d.shutDown()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.writer.watch.disarm()
 }
 
 // writeRegions makes a batch of regions durable, files them and answers.
@@ -182,7 +188,7 @@ func (d *Driver) openForWriting(s *segment) error {
 		return nil
 	}
 	s.made = true
-	f, err := d.dir.make(segmentName(s.number), label{kind: fileSegment, number: s.number, bytes: s.size})
+	f, err := d.makeFile(segmentName(s.number), label{kind: fileSegment, number: s.number, bytes: s.size})
 	if err != nil {
 		return d.breakSegment(s, fmt.Errorf("make %s: %w", segmentName(s.number), err))
 	}
@@ -207,6 +213,7 @@ func (d *Driver) writeVector() {
 	if len(v.items) == 0 {
 		return
 	}
+	d.step()
 	s := v.items[0].s
 	var err error
 	if err = v.write(s.file); err != nil {
@@ -236,7 +243,7 @@ func (d *Driver) flushItems(items []item) error {
 		return nil
 	}
 	d.namesChanged = false
-	if err := d.dir.sync(); err != nil {
+	if err := d.syncDir(); err != nil {
 		return d.fail(fmt.Errorf("sync directory: %w", err))
 	}
 	return nil
@@ -245,6 +252,7 @@ func (d *Driver) flushItems(items []item) error {
 // flushFile syncs a file. An error is final: what is durable is not known, and asking again would not tell.
 func (d *Driver) flushFile(f *writeFile) error {
 	if f.dirty {
+		d.step()
 		d.stats.syncs.Add(1)
 	}
 	if err := f.flush(); err != nil {
@@ -319,6 +327,7 @@ func (d *Driver) apply() error {
 	if !d.writer.broken {
 		d.writer.batch.NextSeq(d.seq.Load() + 1)
 	}
+	d.step()
 	if err := d.index.Apply(d.writer.batch); err != nil {
 		return d.fail(err)
 	}
@@ -343,6 +352,7 @@ func (d *Driver) removeSegments(gone []*segment) {
 	for _, s := range gone {
 		d.closeFile(s)
 		if s.made {
+			d.step()
 			files = true
 			if err := d.dir.remove(segmentName(s.number)); err != nil {
 				d.o.Logger.Error("remove_segment", "segment", segmentName(s.number), "error", err)
@@ -354,7 +364,7 @@ func (d *Driver) removeSegments(gone []*segment) {
 	}
 	d.doom(doomed)
 	if files {
-		if err := d.dir.sync(); err != nil {
+		if err := d.syncDir(); err != nil {
 			_ = d.fail(fmt.Errorf("sync directory: %w", err)) // whoever waits learns it from the next step
 			return
 		}
@@ -369,8 +379,8 @@ func (d *Driver) removeSegments(gone []*segment) {
 
 // forget takes removed segments out of the tables.
 func (d *Driver) forget(removed []*segment) {
+	var unread []vfs.File
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	for _, s := range removed {
 		d.table[s.handle-1] = nil
 		d.resting = append(d.resting, s.handle)
@@ -385,10 +395,11 @@ func (d *Driver) forget(removed []*segment) {
 			d.cold = nil
 		}
 		s.closed = true
-		if s.reads == 0 && s.reader != nil {
-			_ = s.reader.Close() // it was only read
-			s.reader = nil
-		}
+		unread = append(unread, s.unread())
+	}
+	d.mu.Unlock()
+	for _, f := range unread {
+		closeRead(f)
 	}
 }
 

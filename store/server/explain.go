@@ -46,13 +46,13 @@ func (s adminService) Explain(ctx context.Context, r *quirev1.ExplainRequest) (*
 		if err != nil {
 			return nil, badField("run.hashes", "%v", err)
 		}
-		out.Pages[i] = n.explain(&a, &page.Key{Family: run.Family, Hash: hash})
+		out.Pages[i] = n.explain(ctx, &a, &page.Key{Family: run.Family, Hash: hash})
 	}
 	return out, nil
 }
 
-func (n *node) explain(a *asked, k *page.Key) *quirev1.PageExplanation {
-	x := n.store.Explain(k)
+func (n *node) explain(ctx context.Context, a *asked, k *page.Key) *quirev1.PageExplanation {
+	x := n.store.Explain(ctx, k)
 	why := x.Reason
 	switch {
 	case k.Epoch != a.ns.Epoch:

@@ -26,7 +26,7 @@ func (s *space) flip(hash []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	parts := s.w.store.Explain(&page.Key{Family: s.fix.Family(), Hash: h}).Parts
+	parts := s.w.store.Explain(t.Context(), &page.Key{Family: s.fix.Family(), Hash: h}).Parts
 	if len(parts) == 0 {
 		t.Fatal("the page to damage is not stored")
 	}

@@ -43,10 +43,11 @@ type Options struct {
 
 // Disk is a disk tier of a Fixture.
 type Disk struct {
-	FS            vfs.FS // default one in memory
-	Dir           string // default "pages"
-	CapacityBytes int64  // default 256 MiB
-	SegmentBytes  int64  // default the tier's
+	FS            vfs.FS      // default one in memory
+	Dir           string      // default "pages"
+	CapacityBytes int64       // default 256 MiB
+	SegmentBytes  int64       // default the tier's
+	Clock         clock.Clock // of the tier; default the system's
 	Wrap          func(tier.Durable) tier.Durable
 }
 
@@ -60,7 +61,8 @@ type Fixture struct {
 	Group     page.GroupID
 	Geometry  core.Geometry
 	Caller    store.Caller
-	Canonical []byte // of the caller's provenance
+	Canonical []byte                    // of the caller's provenance
+	Declares  func(hash []byte) float64 // what Publish declares that a page costs; nil: nothing
 
 	options Options
 	seq     atomic.Uint64
@@ -107,7 +109,7 @@ func (f *Fixture) Start(ctx context.Context) error {
 	so := store.Options{Clock: o.Clock, Shards: o.Shards, Core: o.Core, Limits: o.Limits, NoWriteBehind: o.NoWriteBehind, NewPolicy: o.NewPolicy, PrefillFLOPS: o.PrefillFLOPS}
 	so.Tiers[evict.Host] = drv
 	if d := o.Disk; d != nil {
-		opened, err := disk.New(ctx, disk.Options{FS: d.FS, Dir: d.Dir, CapacityBytes: d.CapacityBytes, SegmentBytes: d.SegmentBytes})
+		opened, err := disk.New(ctx, disk.Options{FS: d.FS, Dir: d.Dir, CapacityBytes: d.CapacityBytes, SegmentBytes: d.SegmentBytes, BatchBytes: o.CapacityBytes / 8, Clock: d.Clock})
 		if err != nil {
 			drv.Close()
 			return err
@@ -250,6 +252,9 @@ func (f *Fixture) publish(ctx context.Context, c store.Caller, hashes []byte, v 
 	pages := make([]core.BeginPage, n)
 	for i := range pages {
 		pages[i] = core.BeginPage{View: v, PayloadBytes: page.PayloadBytes(v, f.Geometry.CellBytes)}
+		if f.Declares != nil {
+			pages[i].DeclaredFLOPs = f.Declares(hashes[32*i : 32*i+32])
+		}
 	}
 	pages[0].Link = core.LinkRoot
 	b, why, err := f.Store.Begin(ctx, c, store.BeginRequest{Run: f.Run(hashes), Pages: pages, TTL: 10 * time.Second, Durable: durable})
@@ -362,7 +367,7 @@ func (f *Fixture) RegionOf(t testing.TB, hash []byte, x int) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := f.Store.Explain(&page.Key{Family: f.Family(), Hash: h})
+	e := f.Store.Explain(t.Context(), &page.Key{Family: f.Family(), Hash: h})
 	if x >= len(e.Parts) {
 		t.Fatalf("page has %d extents", len(e.Parts))
 	}

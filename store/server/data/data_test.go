@@ -174,7 +174,7 @@ func (n *node) held() (leases, publications, sessions int) {
 
 func (n *node) damage(t testing.TB, k *page.Key, x int) {
 	t.Helper()
-	e := n.store.Explain(k)
+	e := n.store.Explain(t.Context(), k)
 	r, ok := n.tier.Lookup(e.Parts[x].Place.Handle, e.Parts[x].Place.Offset)
 	if !ok {
 		t.Fatal("extent has no region")
@@ -188,7 +188,7 @@ func TestConformanceTLS(t *testing.T) {
 		n := newNode(t, true, server.Limits{})
 		return &clienttest.Pair{
 			Dial: n.dial, Advance: n.clock.Advance, Damage: n.damage, Held: n.held,
-			Extents: func(k *page.Key) int { return len(n.store.Explain(k).Parts) },
+			Extents: func(k *page.Key) int { return len(n.store.Explain(t.Context(), k).Parts) },
 		}
 	})
 }
