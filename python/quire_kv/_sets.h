@@ -36,6 +36,9 @@ static inline void ahead(const struct seg *s) {
     for (size_t i = 0; i < n; i += 64) __builtin_prefetch(s->at + i);
 }
 
+/* How far a long run is asked for beyond the stripe at hand: a processor's own prefetch stops at 4 KiB. */
+enum { FAR = 2 << 10, FAR_STRIPES = 2 * FAR / STRIPE };
+
 #define T(name) name##_plain
 #define TARGET
 struct lanes_plain { uint64_t v[8]; };

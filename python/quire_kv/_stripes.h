@@ -20,7 +20,7 @@
         size_t left = s->left;                                                                         \
         for (size_t i = 0; i < n; i++) {                                                               \
             const uint8_t *from = segs[i].at;                                                          \
-            size_t m = segs[i].bytes / STRIPE;                                                         \
+            size_t m = segs[i].bytes / STRIPE, far = m < FAR_STRIPES ? 0 : FAR;                        \
             if (i + AHEAD < n) ahead(&segs[i + AHEAD]);                                                \
             left -= m;                                                                                 \
             int last = left == 0 && m > 0;                                                             \
@@ -28,8 +28,10 @@
             while (m > 0) {                                                                            \
                 unsigned run = BLOCK_STRIPES - k;                                                      \
                 if (run > m) run = (unsigned)m;                                                        \
-                for (unsigned j = 0; j < run; j++, from += STRIPE, to += STRIPE)                       \
+                for (unsigned j = 0; j < run; j++, from += STRIPE, to += STRIPE) {                     \
+                    __builtin_prefetch(from + far);                                                    \
                     STORE(lanes, from, to, keys[k + j]);                                               \
+                }                                                                                      \
                 m -= run;                                                                              \
                 k += run;                                                                              \
                 if (k == BLOCK_STRIPES) {                                                              \
@@ -56,7 +58,10 @@ TARGET static void T(lanes_long)(const uint8_t *from, size_t n, uint64_t *out) {
     size_t m = (n - 1) / STRIPE;
     for (const uint8_t *p = from; m > 0;) {
         unsigned run = m < BLOCK_STRIPES ? (unsigned)m : BLOCK_STRIPES;
-        for (unsigned k = 0; k < run; k++, p += STRIPE) STEP(lanes, p, (uint8_t *)NULL, keys[k]);
+        for (unsigned k = 0; k < run; k++, p += STRIPE) {
+            __builtin_prefetch(p + FAR);
+            STEP(lanes, p, (uint8_t *)NULL, keys[k]);
+        }
         m -= run;
         if (run == BLOCK_STRIPES) SCRAMBLE(lanes);
     }
