@@ -15,11 +15,9 @@ which is 64 KiB a layer. `exists` asks that of the size which was last put or go
 from __future__ import annotations
 
 import ast
-import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import urllib.request
 
@@ -100,11 +98,8 @@ class QuireClient:
     def clone(self):
         return self
 
-    def forget(self) -> None:
-        """After a purge: the namespaces have another epoch."""
-        for session in self._sessions.values():
-            session.close()
-        self._sessions.clear()
+    def delete(self, keys) -> None:
+        self._session(self._last).delete(self._keys(keys))
 
     def close(self) -> None:
         self._client.close()
@@ -130,12 +125,7 @@ def peers(driver: dict) -> dict:
             return QuireClient(self.o)
 
         def reset(self, client):
-            quire = [f"{self.o['bin']}/quire", "--server", f"127.0.0.1:{self.o['port']}"]
-            said = subprocess.run([*quire, "ns", "list", "-o", "json"], check=True, capture_output=True, text=True).stdout
-            revisions = [revision for model in json.loads(said)["models"] for revision in model["revisions"]]
-            for namespace in [n["id"] for revision in revisions for n in revision["namespaces"]]:
-                subprocess.run([*quire, "ns", "purge", namespace], check=True, capture_output=True)
-            client.forget()
+            client.delete(self.written)
 
         def used(self, client):
             with urllib.request.urlopen(f"http://127.0.0.1:{self.o['port'] + 2}/metrics", timeout=10) as answer:
