@@ -21,11 +21,11 @@ import (
 // Trials of the protocol and of the bytes. They speak the wire's own words: the client would not do what is tried here.
 
 const (
-	shortLease  = 50 * time.Millisecond
-	longLease   = 5 * time.Second
-	reportPause = 10 * time.Millisecond
-	reportTries = 50
-	afterShort  = 4 * shortLease // so long that a lease of shortLease is over, whatever margin is added
+	shortLease = 50 * time.Millisecond
+	longLease  = 30 * time.Second
+	afterShort = 4 * shortLease   // so long that a lease of shortLease is over, whatever margin is added
+	beside     = 20 * time.Second // for what the client or the server does beside its calls: never waited for once it is done
+	look       = 10 * time.Millisecond
 )
 
 // rawPublication is one whole page on its way, begun and not yet written.
@@ -231,18 +231,24 @@ func flippedBit(ctx context.Context, s *stage) (seen, error) {
 	if err != nil {
 		return seen{}, err
 	}
-	there, err := s.stillThere(ctx, hashes)
-	if err != nil {
+	there, again := true, seen{}
+	if err := eventually(ctx, func() (bool, error) { // the client, which found the damage, tells the server of it
+		x, err := s.b.session.Exists(ctx, s.run(hashes), 0)
+		if there = err == nil && x.Leading > 0; !there || !s.keep {
+			return !there, err
+		}
+		again, err = s.read(ctx, s.b.session, s.run(hashes)) // it was written to disk meanwhile
+		return again.answer == answerHit, err
+	}); err != nil {
 		return seen{}, err
 	}
-	if there && s.keep { // it was written to disk meanwhile
-		if again, err := s.read(ctx, s.b.session, s.run(hashes)); err != nil || again.answer != answerHit {
-			return seen{answer: "its copy on disk: " + again.answer, why: again.why}, err
-		}
+	switch {
+	case there && again.answer == answerHit:
 		got.detail = "its copy on disk is served from then on"
 		return got, nil
-	}
-	if there {
+	case there && s.keep:
+		return seen{answer: "its copy on disk: " + again.answer, why: again.why}, nil
+	case there:
 		return seen{answer: answerHit, detail: "the page is still said to be there"}, nil
 	}
 	if err := s.publishAndCheck(ctx, s.b.session, page.Scope{}, hashes); err != nil {
@@ -252,36 +258,16 @@ func flippedBit(ctx context.Context, s *stage) (seen, error) {
 	return got, nil
 }
 
-// stillThere gives the client, which found the damage and tells the server beside its other calls, a moment for that.
-func (s *stage) stillThere(ctx context.Context, hashes []byte) (bool, error) {
-	for range reportTries {
-		x, err := s.b.session.Exists(ctx, s.run(hashes), 0)
-		if err != nil || x.Leading == 0 {
-			return false, err
-		}
-		if err := wait(ctx, reportPause); err != nil {
-			return false, err
-		}
-	}
-	return true, nil
-}
-
 // writtenBehind waits for the copy on disk, if there is to be one: on its way there the page is verified, and damage
 // would be found before anybody asks.
 func (s *stage) writtenBehind(ctx context.Context, hash []byte) error {
 	if !s.keep {
 		return nil
 	}
-	for range reportTries {
+	return eventually(ctx, func() (bool, error) {
 		parts, err := s.stored(ctx, hash)
-		if err != nil || slices.ContainsFunc(parts, func(p core.Part) bool { return p.Place.Tier == evict.Disk }) {
-			return err
-		}
-		if err := wait(ctx, reportPause); err != nil {
-			return err
-		}
-	}
-	return nil
+		return slices.ContainsFunc(parts, func(p core.Part) bool { return p.Place.Tier == evict.Disk }), err
+	})
 }
 
 // stored is where the copies of a page of engine A's namespace are.
@@ -313,6 +299,19 @@ func (s *stage) flip(ctx context.Context, hash []byte) error {
 		return nil
 	}
 	return errors.New("the page to damage is not in memory")
+}
+
+// eventually looks until done says so, or what has its time beside the calls did not come about.
+func eventually(ctx context.Context, done func() (bool, error)) error {
+	for end := time.Now().Add(beside); time.Now().Before(end); {
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+		if err := wait(ctx, look); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func wait(ctx context.Context, d time.Duration) error {

@@ -433,7 +433,7 @@ func is(t testing.TB, err error, want reason.Reason) {
 // eventually polls without sleeping: each round is a call of the server, which takes its time.
 func (w *world) eventually(what string, ok func() bool) {
 	w.t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(20 * time.Second)
 	for !ok() {
 		if time.Now().After(deadline) {
 			w.t.Fatalf("never: %s", what)
