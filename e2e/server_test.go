@@ -65,7 +65,7 @@ func (s *server) wait(t *testing.T) {
 	t.Helper()
 	select {
 	case s.address = <-s.serving:
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience):
 		t.Fatalf("the server does not serve:\n%s", s.logged())
 	}
 	if s.address == "" {
@@ -127,14 +127,17 @@ func eachTransport(t *testing.T, f func(t *testing.T, over client.Transport)) {
 	}
 }
 
+// patience is for what must happen: longer than a busy machine takes, and never waited for once it has.
+const patience = time.Minute
+
 // dial takes the best transport that can be had.
 func dial(t testing.TB, address string) *client.Client { return dialOver(t, address, client.Auto) }
 
 func dialOver(t testing.TB, address string, over client.Transport) *client.Client {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	c, err := client.Dial(ctx, client.Options{Address: address, Transport: over})
+	c, err := client.Dial(ctx, client.Options{Address: address, Transport: over, CallTimeout: patience})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +147,7 @@ func dialOver(t testing.TB, address string, over client.Transport) *client.Clien
 
 func open(t testing.TB, c *client.Client, s *namespace.Spec) *client.Session {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	session, err := c.Open(ctx, s)
 	if err != nil {
