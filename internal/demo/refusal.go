@@ -163,7 +163,10 @@ type stage struct {
 	sessions []*client.Session // to be closed
 }
 
-const stagePages = 2
+const (
+	stagePages = 2
+	stageTries = 16
+)
 
 func newStage(ctx context.Context, w *world) (*stage, error) {
 	h, err := newHasher()
@@ -199,11 +202,19 @@ func (s *stage) publishAndCheck(ctx context.Context, by *client.Session, scope p
 		fillView(items[i].Bytes, hashes[i*hashBytes:], s.full(), int(s.group.CellBytes))
 	}
 	items[0].Root = true
-	results, err := by.Publish(ctx, run, page.View{}, nil, items, client.PublishOptions{})
-	if err == nil {
-		if good := client.GoodPrefix(results); good < len(items) {
+	publish := func() error {
+		results, err := by.Publish(ctx, run, page.View{}, nil, items, client.PublishOptions{})
+		if good := client.GoodPrefix(results); err == nil && good < len(items) {
 			err = results[good].Reason
 		}
+		return err
+	}
+	err := publish()
+	for range stageTries { // a full store that drew none but better pages to put these in the place of draws others
+		if !errors.Is(err, reason.NotWorth) {
+			break
+		}
+		err = publish()
 	}
 	if err != nil {
 		return fmt.Errorf("publish what shall be refused later: %w", err)
