@@ -120,8 +120,8 @@ def pack(
     result = np.empty((len(index), pieces.count(view.heads)), dtype=np.uint64)
     _check_threads(threads)
     if _module is not None:
-        table = mem.layout.table()
-        _module.pack(*_raw(table), *_raw(mem.addresses), *_raw(index), *_raw(out), *_raw(result), threads)
+        table, addresses = mem.layout.table(), mem.addresses
+        _module.pack(*_raw(table), *_raw(addresses), *_raw(index), *_raw(out), *_raw(result), threads)
     else:
         for i, page in enumerate(index):
             _pack_page(mem.layout, mem.addresses[page], int(out[i]))
@@ -139,8 +139,8 @@ def unpack(jobs: np.ndarray, mem: PageMemory, geo: Geometry, view: View, sums: n
     _pieces(mem.layout, geo, view)
     sums = _check_jobs(jobs, sums, threads)
     if _module is not None:
-        table = mem.layout.table()
-        _module.unpack(*_raw(jobs), *_raw(table), *_raw(mem.addresses), *_raw(sums), *view, geo.cell_bytes, threads)
+        table, addresses = mem.layout.table(), mem.addresses
+        _module.unpack(*_raw(jobs), *_raw(table), *_raw(addresses), *_raw(sums), *view, geo.cell_bytes, threads)
         return
     for job in jobs:
         job["status"] = _run_job(job, mem, geo.cell_bytes, view, sums)
@@ -162,15 +162,16 @@ class PageTables:
     """What native code needs of one stream of a Fetch of ordinary pages: whole pages of one extent, in references. `index` says
     where in the memory each page of the stream belongs."""
 
-    __slots__ = ("_memory", "_numbers", "_room", "expect", "hashes", "pages")
+    __slots__ = ("_addresses", "_memory", "_numbers", "_room", "expect", "hashes", "pages")
 
     def __init__(self, expect: Expectation, hashes: bytes, mem: PageMemory, index: Sequence[int], threads: int) -> None:
         n = self.pages = len(index)
         room = self._room = np.zeros((3, max(n, 1)), dtype=np.int64)  # index, where, and status in bytes
         room[0, :n] = index
         self.expect, self.hashes, self._memory = expect, hashes, mem
+        self._addresses = mem.addresses
         at, step = address_of_array(room), 8 * max(n, 1)
-        self._numbers = (*mem.layout.raw, *_raw(mem.addresses)), (at, 8 * n, at + 2 * step, n, at + step, 8 * n, threads)
+        self._numbers = (*mem.layout.raw, *_raw(self._addresses)), (at, 8 * n, at + 2 * step, n, at + step, 8 * n, threads)
 
     @property
     def status(self) -> np.ndarray:
@@ -286,7 +287,8 @@ def publish(
     seconds of its receive and its send timer. Native code only."""
     assert _module is not None
     at, names, mem, index = np.ascontiguousarray(addresses, dtype=np.uint64), whole.names, whole.memory, whole.pages
-    packed = (*mem.layout.raw, *_raw(mem.addresses), *_raw(index)) if packs else _NO_TABLES
+    engine = mem.addresses if packs else at
+    packed = (*mem.layout.raw, *_raw(engine), *_raw(index)) if packs else _NO_TABLES
     named = (1, *area) if area is not None else _NO_AREA
     view = whole.view
     return Published(*_module.publish(

@@ -176,11 +176,13 @@ class PageMemory:
 
     @property
     def addresses(self) -> np.ndarray:
-        if self._addresses is None:
+        """Threads that ask at once may each get an array of their own, equal ones: who gives native code its address keeps it."""
+        addresses = self._addresses
+        if addresses is None:
             base, layout = self._base, self.layout
             assert base is not None
-            self._addresses = base[:, None, None] + _flat_layout(layout.heads, layout.layers, layout.cell_bytes)[1]
-        return self._addresses
+            self._addresses = addresses = base[:, None, None] + _flat_layout(layout.heads, layout.layers, layout.cell_bytes)[1]
+        return addresses
 
     def check(self, regions: np.ndarray) -> None:
         """ValueError, with the first page that leaves them, unless all of the memory lies in `regions`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections import deque
 
 import numpy as np
@@ -111,6 +112,16 @@ def test_ordinary_pages_are_taken(heads, layers, cell, strided):
             assert taken(batch, bytes(batch.body), strided) == (len(batch.body), [kernels.FETCHED_OK] * PAGES)
             pages, target, error = batch.read(bytes(batch.body), strided, True)
             assert error is None and all(p.result.ok and batch.right(target, k) for k, p in enumerate(pages))
+
+
+def test_tables_keep_the_addresses_that_they_name():
+    """Another stream of the same fetch, which asks for them at the same moment, makes them anew: writes would go anywhere."""
+    batch = Batch(2, 2, 4096, 1 << 20)
+    _, memory = batch.memory(False)
+    kept = weakref.ref(memory.addresses)
+    tables = kernels.PageTables(batch.expect, b"".join(batch.keys), memory, range(PAGES), 1)
+    memory._addresses = None
+    assert kept() is not None and tables.places[2] == kept().ctypes.data and memory.addresses is not kept()
 
 
 def test_a_header_with_any_other_byte_is_left_to_the_reader():
