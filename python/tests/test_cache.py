@@ -11,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 from serving import spec_text
-from waiting import wait_for
+from waiting import PATIENT, wait_for
 
 from quire_kv import visibility
 from quire_kv.cache import Cache
@@ -36,7 +36,7 @@ class Rig:
         self.made: list[Cache] = []
 
     def cache(self, spec=None, **settings) -> Cache:
-        config = Config.parse({"server": self.server.address, **settings})
+        config = Config.parse({"server": self.server.address, **PATIENT, **settings})
         c = Cache(config, spec or spec_text(), log, adapter="test", engine="test 1.0")
         self.made.append(c)
         return c

@@ -8,7 +8,7 @@ import threading
 import pytest
 from doubles.faults import Fault
 from serving import spec_text
-from waiting import wait_for
+from waiting import PATIENT, wait_for
 
 from quire_kv import cache as cache_module
 from quire_kv.cache import Cache
@@ -85,7 +85,7 @@ def test_attempts_are_spaced():
 @pytest.mark.parametrize("method", ["Open", "Attach"])
 def test_a_real_store_that_refuses_for_a_while(chaos, reason, method):
     chaos.fault = Fault("reason", frozenset({method}), reason)
-    c = Cache(Config.parse({"server": chaos.address}), spec_text(), log, adapter="test")
+    c = Cache(Config.parse({"server": chaos.address, **PATIENT}), spec_text(), log, adapter="test")
     try:
         wait_for(lambda: chaos.struck >= 2, SECONDS, "a second attempt")
         chaos.fault = None
@@ -95,7 +95,7 @@ def test_a_real_store_that_refuses_for_a_while(chaos, reason, method):
 
 
 def test_a_namespace_that_ends_whenever_it_is_opened_is_opened_now_and_then(chaos):
-    c = Cache(Config.parse({"server": chaos.address}), spec_text(), log, adapter="test")
+    c = Cache(Config.parse({"server": chaos.address, **PATIENT}), spec_text(), log, adapter="test")
     keys = [bytes(32)]
     try:
         assert c.wait_ready(SECONDS), c.state
@@ -115,7 +115,7 @@ def test_a_namespace_that_ends_whenever_it_is_opened_is_opened_now_and_then(chao
 
 def test_many_calls_that_learn_of_one_end_open_the_namespace_once(chaos):
     """Those that come back after it was opened again speak of the session before."""
-    c = Cache(Config.parse({"server": chaos.address}), spec_text(), log, adapter="test")
+    c = Cache(Config.parse({"server": chaos.address, **PATIENT}), spec_text(), log, adapter="test")
     keys = [bytes(32)]
     try:
         assert c.wait_ready(SECONDS), c.state

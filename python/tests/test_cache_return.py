@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from doubles.faults import Fault
 from serving import spec_text
-from waiting import wait_for
+from waiting import PATIENT, wait_for
 
 from quire_kv import cache as cache_module
 from quire_kv.cache import Cache
@@ -38,7 +38,7 @@ class Rig:
     """A cache on a server, and pages of known bytes."""
 
     def __init__(self, address: str, spec: str = "", **settings):
-        self.cache = Cache(Config.parse({"server": address, "open_timeout_ms": 1000, **settings}), spec or spec_text(), log, adapter="test")
+        self.cache = Cache(Config.parse({"server": address, "open_timeout_ms": 1000, **PATIENT, **settings}), spec or spec_text(), log, adapter="test")
         assert self.cache.wait_ready(SECONDS), self.cache.state
         self.geometry = self.cache.geometry()
 

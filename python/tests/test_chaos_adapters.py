@@ -7,6 +7,7 @@ the loops live, what is said to be loaded is right, and the next request is norm
 from __future__ import annotations
 
 import collections
+import dataclasses
 import importlib
 import os
 import sys
@@ -15,7 +16,7 @@ import pytest
 from doubles import lmcache_double, vllm_tier_double
 from doubles.faults import TELLING, every_fault
 from serving import spec_text
-from waiting import wait_for
+from waiting import PATIENT, wait_for
 
 from quire_kv.lmcache_models import Shape
 
@@ -23,13 +24,20 @@ pytestmark = [pytest.mark.once, pytest.mark.limit(300)]
 
 HEADS, LAYERS, WIDTH, CHUNK, PAGES = 2, 2, 8, 4, 3
 CODES = (1, 4, 7, 8, 13, 14)  # of gRPC: a kind each
-# Long enough for a call that nothing disturbs on a machine with much other work; what hangs costs each test as much.
-TIMEOUTS = {"lookup_timeout_ms": 750, "load_timeout_ms": 750, "save_timeout_ms": 750, "open_timeout_ms": 2000}
+TIMEOUTS = {**PATIENT, "open_timeout_ms": 2000}
+QUICK = {"lookup_timeout_ms": 500, "load_timeout_ms": 500, "save_timeout_ms": 500}  # what hangs costs each test as much
 ROW = {
     "digest": "sha256:" + "a" * 64, "format": "KV_2LTD", "dtype": "bfloat16", "engine": "vllm", "version": "0.32.0", "backend": "flash", "lora": "none",
     "weights": "frozen", "tp": 1, "pp": 1, "chunk_size": CHUNK,
 }  # fmt: skip
 Identity = collections.namedtuple("Identity", "spec differs")
+
+
+def give(engine, timeouts: dict[str, int]) -> None:
+    """Other timeouts from the next call on."""
+    engine.cache._config = dataclasses.replace(engine.cache._config, **timeouts)
+    if isinstance(engine, Lmcache):
+        engine.adapter._lookup_timeout = engine.cache._config.lookup_timeout
 
 
 def normal(engine) -> bool:
@@ -71,7 +79,7 @@ class Lmcache:
         def describe(row, config):
             return spec_text(HEADS, LAYERS, WIDTH, CHUNK), Shape(row, HEADS, LAYERS, (WIDTH, WIDTH))
 
-        self.adapter = module.QuireL2Adapter({"server": address, "models": {"m": ROW}, "lease_seconds": 1, **TIMEOUTS}, describe=describe)
+        self.adapter = module.QuireL2Adapter({"server": address, "models": {"m": ROW}, "lease_seconds": 5, **TIMEOUTS}, describe=describe)
         self.loops = lmcache_double.Controllers(self.adapter)
         self.cache = self.adapter._models["m"].cache
         self.chains = 0
@@ -89,13 +97,13 @@ class Lmcache:
 
     def save(self, keys, objects) -> bool:
         done = self.loops.store(keys, objects)
-        assert done.wait(20), "a store is never answered"
+        assert done.wait(60), "a store is never answered"
         return done.result.is_successful()
 
     def load(self, keys, objects) -> list[bool]:
         back = self.objects()
         p = self.loops.prefetch(lmcache_double.Prefetch([keys], [back], self.layout))
-        assert p.done.wait(20), "a prefetch is never answered"
+        assert p.done.wait(60), "a prefetch is never answered"
         for hit, sent, got in zip(p.hit, objects, back, strict=True):
             assert not hit or sent.bytes == got.bytes, "a wrong byte"
         return p.hit
@@ -115,7 +123,7 @@ class Tier:
 
     def __init__(self, module, address):
         spec = spec_text(1, 1, self.SIZE // 16 // 2, 16, 16, "whole", components=("bytes",))
-        settings = {"server": address, "lookup_wait_ms": 2000, **TIMEOUTS}
+        settings = {"server": address, "lookup_wait_ms": 10_000, **TIMEOUTS}
         self.manager = vllm_tier_double.Manager(
             lambda view: module.QuireTier(None, view, "QuireTier", describe=lambda *_: Identity(lambda: spec, lambda: ""), **settings), 4 * PAGES, self.SIZE
         )
@@ -129,7 +137,7 @@ class Tier:
     def save(self, keys, contents) -> bool:
         m = self.manager
         job = m.store(contents)
-        wait_for(lambda: m._reap() or job not in m._jobs, 20)
+        wait_for(lambda: m._reap() or job not in m._jobs, 60)
         m.drop_primary()
         return next(r for r in m.results if r.job_id == job).success
 
@@ -138,7 +146,7 @@ class Tier:
         self.requests += 1
         name = f"r{self.requests}"
         request = m.new_request(name, keys)
-        wait_for(lambda: m.step() or (request.hits is not None and not m._jobs), 20)
+        wait_for(lambda: m.step() or (request.hits is not None and not m._jobs), 60)
         for k in keys[: request.hits]:
             assert m.bytes_of(k) == contents[k], "a wrong byte"
         m.finish(name)
@@ -180,6 +188,7 @@ def test_case_c42_no_fault_of_the_store_reaches_the_engine(chaos, engine_of, no_
         keys, contents = engine.chain()
         assert engine.save(keys, contents), f"before {fault}: {engine.cache.state}"
         chaos.fault = fault
+        give(engine, QUICK)
         try:
             engine.load(keys, contents)
             engine.save(*engine.chain())
@@ -187,6 +196,7 @@ def test_case_c42_no_fault_of_the_store_reaches_the_engine(chaos, engine_of, no_
             raise AssertionError(f"{fault}: {wrong}") from wrong
         chaos.fault = None
         wait_for(lambda: engine.cache.ready, 20)
+        give(engine, PATIENT)
         assert engine.alive(), f"{fault} ended a thread"
         assert normal(engine), f"after {fault}: {engine.cache.state}"
     wait_for(lambda: chaos.server.metric("quire_read_leases") == 0, 20)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from serving import spec_text
-from waiting import wait_for
+from waiting import PATIENT, wait_for
 
 from quire_kv.breaker import FAILURES
 from quire_kv.cache import Cache
@@ -106,7 +106,7 @@ def test_a_call_that_waited_for_others_says_so_where_its_time_ends():
 
 def test_a_cache_learns_nothing_of_its_store_from_a_crowd(quire_server):
     """It neither opens the breaker nor counts as an answer."""
-    c = Cache(Config.parse({"server": quire_server.address}), spec_text(), logging.getLogger("quire_kv.test"), adapter="test")
+    c = Cache(Config.parse({"server": quire_server.address, **PATIENT}), spec_text(), logging.getLogger("quire_kv.test"), adapter="test")
     try:
         assert c.wait_ready(SECONDS), c.state
         errors: list[Exception] = []

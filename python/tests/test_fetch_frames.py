@@ -137,7 +137,7 @@ def test_descriptors_come_with_it():
 def test_it_ends_by_its_deadline_and_with_its_connection():
     batch = Batch(1, 1, 4096, 1 << 13)
     began = time.monotonic()
-    out = Outcome(batch, [frame(bytes(batch.body))], native=True, timeout=0.2)
+    out = Outcome(batch, [frame(bytes(batch.body))], native=True, timeout=2.0)  # in which a busy machine takes what is there
     assert isinstance(out.error, QuireError) and out.error.broken and time.monotonic() - began < 10
     assert all(p.result.ok for p in out.pages) and out.release() == 0
     assert isinstance(Outcome(batch, [frame(bytes(batch.body), call=2), status()], native=True).error, QuireError)

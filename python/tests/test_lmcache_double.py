@@ -18,7 +18,7 @@ import pytest
 import serving
 from doubles import lmcache_double as double
 from doubles.toy_cache import ToyStore, toy_spec
-from waiting import wait_for
+from waiting import PATIENT, wait_for
 
 from quire_kv.lmcache_models import FORMATS, Row, Shape, parse_rows, scope_of, split_layers
 from quire_kv.page import split_heads
@@ -67,7 +67,7 @@ class Bench:
 
     def __init__(self, plugin, store, models, **settings):
         self.store = store
-        self.adapter = plugin.QuireL2Adapter({"models": models, **settings}, l1_memory_desc=None, describe=describe, make_cache=store.make_cache)
+        self.adapter = plugin.QuireL2Adapter({"models": models, **PATIENT, **settings}, l1_memory_desc=None, describe=describe, make_cache=store.make_cache)
         self.loops = double.Controllers(self.adapter)
 
     def close(self):
@@ -76,12 +76,12 @@ class Bench:
 
     def save(self, keys, objects):
         done = self.loops.store(keys, objects)
-        assert done.wait(10)
+        assert done.wait(30)
         return done.result
 
     def fetch(self, rows, objects, layout, **more):
         p = self.loops.prefetch(double.Prefetch(rows, objects, layout, **more))
-        assert p.done.wait(10), "the request waits for ever"
+        assert p.done.wait(30), "the request waits for ever"
         return p
 
 
@@ -248,7 +248,7 @@ def test_a_wrong_configuration_is_one_line_and_no_cache(plugin, caplog, settings
     lines = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert len(lines) == 1 and "nothing is cached" in lines[0]
     p = loops.prefetch(double.Prefetch([keys_of("m", 2)], [objects_of(2)], layout()))
-    assert p.done.wait(10) and p.hit == [False, False]
+    assert p.done.wait(30) and p.hit == [False, False]
     assert adapter.report_status()["is_healthy"] and "off" in adapter.report_status()["state"]
     loops.stop()
     adapter.close()
@@ -460,7 +460,7 @@ def test_case_c43_a_lookup_that_hangs_is_answered_by_its_deadline_and_its_lease_
     keys = keys_of("m", 2)
     b.save(keys, filled(2))
     go = threading.Event()
-    b.store.before = lambda what: what == "lookup" and go.wait(30)
+    b.store.before = lambda what: what == "lookup" and go.wait(60)
     assert b.fetch([keys], [objects_of(2)], layout()).hit == [False, False]
     assert b.adapter.report_status()["overdue_tasks"] == 1
     go.set()
@@ -477,22 +477,22 @@ def test_case_c64_a_load_is_not_answered_while_it_may_still_write(bench):
     def hold(what):
         if what == "load":
             began.set()
-            go.wait(30)
+            go.wait(60)
 
     b.store.before = hold
     back = objects_of(1)
     p = b.loops.prefetch(double.Prefetch([keys], [back], layout()))
-    assert began.wait(10)
+    assert began.wait(30)
     assert not p.done.wait(0.2)
     go.set()
-    assert p.done.wait(10) and p.hit == [True] and back[0].bytes == objects[0].bytes
+    assert p.done.wait(30) and p.hit == [True] and back[0].bytes == objects[0].bytes
 
 
 def test_more_tasks_than_room_are_all_answered(bench, plugin):
     b = bench()
     keys, objects = keys_of("m", 1), filled(1)
     go = threading.Event()
-    b.store.before = lambda what: what == "save" and go.wait(30)
+    b.store.before = lambda what: what == "save" and go.wait(60)
     fd_events = [b.loops.store(keys, objects) for _ in range(plugin._STORE_DEPTH + 50)]
     wait_for(lambda: sum(e.is_set() for e in fd_events) >= 48)  # refused at once, for want of room
     go.set()
@@ -538,12 +538,12 @@ def test_answers_that_nobody_asks_for_are_bounded(bench, plugin, monkeypatch):
 def test_close_is_prompt_answers_what_waits_and_ends_every_thread(plugin):
     store = ToyStore()
     before = set(threading.enumerate())
-    adapter = plugin.QuireL2Adapter({"models": {"m": row()}}, describe=describe, make_cache=store.make_cache)
+    adapter = plugin.QuireL2Adapter({"models": {"m": row()}, **PATIENT}, describe=describe, make_cache=store.make_cache)
     loops = double.Controllers(adapter)
     keys = keys_of("m", 2)
-    assert loops.store(keys, filled(2)).wait(10)
+    assert loops.store(keys, filled(2)).wait(30)
     p = loops.prefetch(double.Prefetch([keys], [objects_of(2)], layout(), given_up=True))
-    assert p.done.wait(10) and store.leases == 1
+    assert p.done.wait(30) and store.leases == 1
     loops.stop()
     began = time.monotonic()
     adapter.close()

@@ -229,12 +229,13 @@ def test_what_a_server_says_of_stored_pages_is_understood(transport, quire_serve
 def test_a_server_that_is_silent_or_takes_nothing():
     answer = Answer(8, 64, 1 << 14, 1 << 20)
     sent = Sent(answer, False, True, 1)
+    enough = 1.0  # seconds in which a busy machine sends what there is, and takes what was said
     began = time.monotonic()
-    out, _, _ = sent.publish(b"", False, timeout=0.3, reads=False)
-    assert out.error == kernels.OVERDUE and 0.3 <= time.monotonic() - began < GUARD_SECONDS / 2
+    out, _, _ = sent.publish(b"", False, timeout=enough, reads=False)
+    assert out.error == kernels.OVERDUE and enough <= time.monotonic() - began < GUARD_SECONDS / 2
     began = time.monotonic()
-    out, _, _ = sent.publish(encoded(sent.usual()[:1]), True, timeout=0.3)
-    assert (out.error, out.stored, len(out.answers)) == (0, 0, 1) and 0.2 <= time.monotonic() - began < GUARD_SECONDS / 2
+    out, _, _ = sent.publish(encoded(sent.usual()[:1]), True, timeout=enough)
+    assert (out.error, out.stored, len(out.answers)) == (0, 0, 1) and 0.9 * enough <= time.monotonic() - began < GUARD_SECONDS / 2
 
 
 def test_wrong_tables_are_refused():

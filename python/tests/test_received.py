@@ -240,19 +240,20 @@ def test_a_server_that_falls_silent():
     """The call ends by its deadline in the middle of a page, and at once when it is cancelled or a signal's handler raises."""
     answer = Answer(4, 2, 1 << 13, 1 << 14)
     said = frames(answer.entries, 1)[:70_000]
+    enough = 1.0  # seconds in which a busy machine takes what is there
     for end in ("deadline", "cancel", "signal"):
         target, pages, fetch = wanted(answer, False)
         with connected() as (connection, peer):
-            call = Call(0.3 if end == "deadline" else GUARD_SECONDS)
+            call = Call(enough if end == "deadline" else GUARD_SECONDS)
             call.register(connection.abort)
             peer.sendall(said)
             began = time.monotonic()
             if end == "deadline":
                 with pytest.raises(DeadlineError):
                     fetch(connection, call)
-                assert time.monotonic() - began >= 0.3
+                assert time.monotonic() - began >= enough
             elif end == "cancel":
-                threading.Timer(0.1, call.cancel, [QuireError(Reason.ABORTED, "enough")]).start()
+                threading.Timer(enough, call.cancel, [QuireError(Reason.ABORTED, "enough")]).start()
                 with pytest.raises(QuireError, match="enough"):
                     fetch(connection, call)
             else:

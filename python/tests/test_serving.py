@@ -57,7 +57,7 @@ def test_servers_end_with_the_run(quire_bin, tmp_path):
     pid = int(run.stdout.readline())
     os.kill(pid, 0)
     run.send_signal(signal.SIGKILL)
-    run.wait(10)
+    run.wait(30)
 
     def gone():
         try:

@@ -13,6 +13,7 @@ import pytest
 import serving
 from doubles import sglang_engine as engine
 from doubles.sglang_world import SETTINGS, World, chain, world_of  # noqa: F401
+from waiting import PATIENT
 
 
 def refused(w: World, pool: engine.Pool, caplog: Any, settings: dict[str, Any] | None = None, **config: Any) -> str:
@@ -172,7 +173,7 @@ def test_case_c62_an_engine_whose_updates_cannot_be_seen_is_refused(world, caplo
 
 def test_the_example_is_taken(world):
     example = json.loads((serving.ROOT / "python" / "examples" / "sglang.json").read_text())
-    assert set(example) == {*SETTINGS, "hicache_storage_pass_prefix_keys", "server"}
+    assert set(example) == {*SETTINGS, "hicache_storage_pass_prefix_keys", "server"} - {*PATIENT}
     w = world()
     w.controller(engine.Pool(), backend=w.backend(example))
     assert w.opened[0].state == "ready"

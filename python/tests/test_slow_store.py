@@ -102,7 +102,8 @@ def test_case_c73_steps_of_vllm_go_on_while_lookups_are_under_way(store, vllm_of
     asked = vllm_of(store)
     steps, waited = gaps(asked)
     cache = asked.connector._cache
-    assert store.held > 8 and waited > 8
+    wait_for(lambda: store.held > 8, SECONDS, "answers that were held back")
+    assert waited > 8
     assert cache.stats()["breaker_opened"] == 0, "requests that wait for each other say nothing of the store"
     extra = statistics.median(steps) - statistics.median(without)
     assert extra < GAP_SECONDS, f"{extra * 1e3:.2f} ms of a step"
@@ -157,7 +158,8 @@ def test_case_c73_a_lookup_on_sglangs_scheduler_is_given_5_ms(store, monkeypatch
             took.append(time.perf_counter() - began)
             wait_for(lambda p=part: backend.batch_exists(p) == len(p), SECONDS, "the answer of a later ask")
         early = [a for a, t in zip(answers, took, strict=True) if t < LATE_SECONDS]  # a thread that is kept waiting itself may find the answer there
-        assert not any(early) and statistics.median(took) < LATE_SECONDS - GAP_SECONDS
+        quick = statistics.quantiles(took, n=4)[0]  # the machine holds up some of them; a backend that waits is held up each time
+        assert not any(early) and quick < LATE_SECONDS - GAP_SECONDS
         aside: list[float] = []
 
         def prefetch():

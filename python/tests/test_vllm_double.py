@@ -157,7 +157,7 @@ def test_case_c73_a_slow_store_never_holds_up_a_step(make):
     """Lookups hang. Were a step to wait for one, this would never end; 64 requests wait until they are 20 ms old."""
     store = ToyStore()
     hang = threading.Event()
-    store.before = lambda what: hang.wait(30) if what == "lookup" else None
+    store.before = lambda what: hang.wait(60) if what == "lookup" else None
     engine = make(store, {"lookup_wait_ms": 20}, blocks=512, budget=256)
     scheduling, now = engine.connector._scheduling, [5.0]
     scheduling._clock = lambda: now[0]
@@ -179,7 +179,7 @@ def test_more_lookups_than_there_is_room_for_are_no_hits(make, vllm, monkeypatch
     monkeypatch.setattr(importlib.import_module("quire_kv.vllm.scheduling"), "_WAITING", 1)
     store = ToyStore()
     hang = threading.Event()
-    store.before = lambda what: hang.wait(30) if what == "lookup" else None
+    store.before = lambda what: hang.wait(60) if what == "lookup" else None
     engine = make(store, {"lookup_wait_ms": 20})
     for n in range(6):
         engine.add(f"r{n}", [70 * n + i for i in range(9)], 1)
@@ -196,7 +196,7 @@ def test_a_late_answer_says_what_need_not_be_saved(make):
     one.flush()
     two = make(store, {"lookup_wait_ms": 20}, budget=4)
     hang = threading.Event()
-    store.before = lambda what: hang.wait(30) if what == "lookup" else None
+    store.before = lambda what: hang.wait(60) if what == "lookup" else None
     request = two.add("b", PROMPT, 6)
     while not two.running:
         two.step()
@@ -261,7 +261,7 @@ def test_case_c21_abort_before_the_load_releases(make, filled):
 
 def test_abort_during_the_lookup_releases(make, filled):
     hang = threading.Event()
-    filled.before = lambda what: hang.wait(30) if what == "lookup" else None
+    filled.before = lambda what: hang.wait(60) if what == "lookup" else None
     engine = make(filled)
     engine.add("b", PROMPT, 1)
     engine.abort("b")
@@ -272,7 +272,7 @@ def test_abort_during_the_lookup_releases(make, filled):
 
 def test_abort_during_the_load_keeps_the_blocks_until_it_ends(make, filled):
     hang = threading.Event()
-    filled.before = lambda what: hang.wait(30) if what == "load" else None
+    filled.before = lambda what: hang.wait(60) if what == "load" else None
     engine = make(filled)
     engine.add("b", PROMPT, 1)
     while filled.count("load") == 0:
@@ -304,7 +304,7 @@ def test_case_c46_preemption_between_snapshot_and_save(make):
     """Blocks are overwritten by other requests while their copies wait to be saved."""
     store = ToyStore()
     hang = threading.Event()
-    store.before = lambda what: hang.wait(30) if what == "save" else None
+    store.before = lambda what: hang.wait(60) if what == "save" else None
     engine = make(store, blocks=10, budget=32)
     requests = [engine.add(f"r{n}", [300 * n + i for i in range(13)], 9) for n in range(4)]
     engine.run()
@@ -453,7 +453,7 @@ def test_case_c48_saves_that_are_lost_are_offered_again(make):
 def test_a_full_buffer_drops_and_counts(make):
     store = ToyStore()
     hang = threading.Event()
-    store.before = lambda what: hang.wait(30) if what == "save" else None
+    store.before = lambda what: hang.wait(60) if what == "save" else None
     engine = make(store, blocks=256)
     transfer = engine.ranks[0].connector._transfer
     transfer._save_bytes = 6 * 4 * CELL  # six pages
@@ -562,13 +562,13 @@ def test_shutdown_saves_what_is_under_way_and_leaves_no_thread(make):
 
 def test_shutdown_does_not_wait_for_a_dead_store(make, filled):
     hang = threading.Event()
-    filled.before = lambda what: hang.wait(30)
+    filled.before = lambda what: hang.wait(60)
     engine = make(filled, {"lookup_wait_ms": 20})
     engine.add("b", [5] * 12, 1)
     engine.run()
     began = double.time.monotonic()
     engine.close()
-    assert double.time.monotonic() - began < 10  # of the 30 that the store takes
+    assert double.time.monotonic() - began < 20  # of the 60 that the store takes
     hang.set()
 
 
@@ -619,12 +619,12 @@ def test_a_real_store(vllm, server_factory, spec_text):
     class Connector(vllm.connector.QuireConnector):
         def _make_cache(self, config, given, adapter):
             cache = Cache(config, spec, self._log, adapter=adapter)
-            assert cache.wait_ready(10), cache.state
+            assert cache.wait_ready(30), cache.state
             return cache
 
     answers = []
     for tp in (2, 1):
-        engine = double.Engine(Connector, {**SETTINGS, "server": server.address, "lookup_wait_ms": 5000}, tp=tp)
+        engine = double.Engine(Connector, {**SETTINGS, "server": server.address, "lookup_wait_ms": 10_000}, tp=tp)
         request = engine.add("r", PROMPT, 6)
         engine.run()
         engine.flush()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import PATIENT
 
 from doubles import sglang_engine as engine
 from doubles.toy_cache import ToyCache, ToyStore, toy_spec
@@ -15,7 +16,7 @@ from doubles.toy_cache import ToyCache, ToyStore, toy_spec
 DIGEST = "sha256:" + "5" * 64
 SETTINGS = {
     "backend_name": "quire", "module_path": "quire_kv.sglang", "class_name": "QuireHiCache", "interface_v1": 1,
-    "model_digest": DIGEST, "weights": "frozen",
+    "model_digest": DIGEST, "weights": "frozen", **PATIENT,
 }  # fmt: skip
 
 

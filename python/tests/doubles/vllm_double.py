@@ -617,7 +617,7 @@ class Engine:
                 assert request.status is Status.FINISHED
                 self._free(request)
 
-    def run(self, *names: str, seconds: float = 20.0) -> None:
+    def run(self, *names: str, seconds: float = 60.0) -> None:
         """Steps until these requests are gone (all, where none is named)."""
         until = time.monotonic() + seconds
         while any(n in self.requests for n in (names or self.requests)):
@@ -625,7 +625,7 @@ class Engine:
             if not self.step():
                 time.sleep(0.0005)
 
-    def flush(self, seconds: float = 10.0) -> None:
+    def flush(self, seconds: float = 30.0) -> None:
         """Until everything that was snapshot is saved or given up, and a step told the scheduler's side."""
         for rank in self.ranks:
             if rank.connector._transfer is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from waiting import wait_for
+from waiting import PATIENT, wait_for
 
 from quire_kv.page import Geometry
 
@@ -18,7 +18,7 @@ from . import vllm_double as double
 from .toy_cache import ToyCache, ToyStore, toy_spec
 from .vllm_double import TOKENS, WIDTH, Engine, row
 
-SETTINGS = {"model_digest": "sha256:" + "a" * 64, "weights": "frozen"}
+SETTINGS = {"model_digest": "sha256:" + "a" * 64, "weights": "frozen", **PATIENT}
 CELL = TOKENS * 2 * WIDTH * 4
 PROMPT = list(range(1, 23))  # 22 tokens: 5 full blocks and 2 tokens
 
