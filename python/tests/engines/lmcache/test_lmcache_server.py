@@ -19,7 +19,7 @@ pytest.importorskip("lmcache")
 
 import serving  # noqa: E402
 from lmcache_rows import row  # noqa: E402
-from waiting import wait_for  # noqa: E402
+from waiting import PATIENT, wait_for  # noqa: E402
 
 EXAMPLES = serving.ROOT / "python" / "examples"
 LMCACHE = pathlib.Path(sys.executable).with_name("lmcache")
@@ -43,7 +43,7 @@ def test_upstreams_own_driver_verifies_every_byte(quire_bin, quire_server, tmp_p
     size_kb, keys, rounds = 64, 16, 3
     whole = row(quire_bin, tmp_path, "bench-model", format="opaque", chunk_bytes=size_kb << 10, hash_bytes=16)
     del whole["tp"], whole["pp"]  # the driver's ranks are numbers of its keys
-    settings = {"lookup_timeout_ms": 5000, "load_timeout_ms": 10000, "save_timeout_ms": 10000, "wait_ready_ms": 20000}
+    settings = {**PATIENT, "wait_ready_ms": 20000}
     spec = plugin({"server": quire_server.address, "models": {"bench-model": whole}, **settings})
     argv = [str(LMCACHE), "bench", "l2", "--l2-adapter", spec, "--num-keys", str(keys), "--data-size-kb", str(size_kb), "--rounds", str(rounds), "--in-flight", "2",
             "--lookup-max-hit-rate", "1", "--no-skip-verify"]  # fmt: skip
@@ -77,20 +77,20 @@ def test_the_server_loads_the_example_and_tells_of_it(quire_bin, quire_server, t
         def status():
             assert process.poll() is None, log.read_text()
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/status", timeout=2) as answer:
+                with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/status", timeout=10) as answer:
                     return json.load(answer)
             except OSError:
                 return None
 
         told = wait_for(lambda: (s := status()) and ours(s)["models"]["org/m"]["state"] == "ready" and s, 60)
         assert ours(told)["is_healthy"] and ours(told)["models"]["org/m"]["transport"]
-        with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/metrics", timeout=30) as answer:
             assert re.search(r'^lmcache_mp_quire\{.*counter="lookups".*\}', answer.read().decode(), re.M), "the counters are not in LMCache's metrics"
         quire_server.kill()
-        assert ours(status())["is_healthy"]  # nothing here asks for a restart of LMCache
+        assert ours(wait_for(status))["is_healthy"]  # nothing here asks for a restart of LMCache
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def ours(status: dict) -> dict:

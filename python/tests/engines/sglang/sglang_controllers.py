@@ -23,10 +23,11 @@ from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.mem_cache.utils import get_hash_str
 from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish, reset_context
 from sglang.srt.server_args import ServerArgs
+from waiting import PATIENT
 
 PAGE = 4
 TOKENS = 1024  # of the device pool; the host pool has eight times as many
-WAIT = 30.0
+WAIT = 60.0
 BACKEND = {"backend_name": "quire", "module_path": "quire_kv.sglang", "class_name": "QuireHiCache", "interface_v1": 1}
 
 
@@ -155,8 +156,7 @@ class Rank:
 
 def settings_of(server: Any, checkpoint: Mapping[str, str], **changes: Any) -> dict[str, Any]:
     """What an operator puts into the engine's JSON, with time for machines on which much else runs."""
-    patient = {"lookup_timeout_ms": 2000, "load_timeout_ms": 5000, "save_timeout_ms": 5000}
-    return {"server": server.address, **checkpoint, **patient, **changes}
+    return {"server": server.address, **checkpoint, **PATIENT, **changes}
 
 
 def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

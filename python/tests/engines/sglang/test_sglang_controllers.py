@@ -189,7 +189,7 @@ def test_case_c43_the_engine_does_not_need_the_store(quire_server, digests, rank
     folder, config = llama
     c.run_as(folder)
     quire_server.kill()
-    rank = ranks(config, "page_first", c.settings_of(quire_server, digests(folder), lookup_timeout_ms=200, load_timeout_ms=300, save_timeout_ms=300))
+    rank = ranks(config, "page_first", c.settings_of(quire_server, digests(folder), lookup_timeout_ms=2000))
     tokens, slots = c.tokens(40), rank.host.alloc(40 * c.PAGE)
     assert rank.backup(slots, tokens) == 0 and rank.prefetch(tokens)[0] == 0
     quire_server.start()
@@ -217,7 +217,7 @@ def test_case_c42_whatever_the_store_answers_is_a_miss_or_right(quire_server, di
     folder, config = llama
     c.run_as(folder)
     with Chaos(quire_server) as chaos:
-        settings = c.settings_of(chaos, digests(folder), lookup_timeout_ms=200, load_timeout_ms=200, save_timeout_ms=200, transport="data")
+        settings = c.settings_of(chaos, digests(folder), lookup_timeout_ms=2000, load_timeout_ms=2000, transport="data")
         rank = ranks(config, "page_first", settings)
         rank.ready()
         tokens, want = written(rank)

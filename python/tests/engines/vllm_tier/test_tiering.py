@@ -26,7 +26,7 @@ from vllm.v1.core import kv_cache_utils  # noqa: E402
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key  # noqa: E402
 from vllm.v1.kv_offload.config import OffloadingCacheConfig, OffloadingConfig, OffloadingGroupConfig, OffloadingModelConfig, OffloadingParallelConfig  # noqa: E402
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # noqa: E402
-from waiting import wait_for  # noqa: E402
+from waiting import PATIENT, wait_for  # noqa: E402
 
 BLOCK = 16
 BLOCK_BYTES = LAYERS * 2 * BLOCK * HEADS * WIDTH * 2
@@ -55,7 +55,7 @@ class Engine:
     def __init__(self, engine_config, model, server, *, groups=1, tp=1, dcp=1, dtype="bfloat16", chunks=32, **settings):
         shipped = json.loads(EXAMPLE.read_text())["kv_connector_extra_config"]
         (tier,) = shipped["secondary_tiers"]
-        tier |= {"server": server, "model_digest": model[1], "model_manifest": str(model[2]), "lookup_wait_ms": 5000, "lookup_timeout_ms": 2000, **settings}
+        tier |= {"server": server, "model_digest": model[1], "model_manifest": str(model[2]), "lookup_wait_ms": 10_000, **PATIENT, **settings}
         self.tier_settings = {k: v for k, v in tier.items() if v is not None}
         extra = {**shipped, "cpu_bytes_to_use": chunks * BLOCK_BYTES * tp, "secondary_tiers": [self.tier_settings]}
         offload = OffloadingConfig(
@@ -212,10 +212,10 @@ def test_another_shape_or_dtype_shares_nothing(engine, quire_server, changes):
 
 
 def test_case_c43_the_store_dies_and_comes_back(engine, quire_server):
-    a = engine(quire_server.address, load_timeout_ms=500, lookup_timeout_ms=300, save_timeout_ms=500).ready()
+    a = engine(quire_server.address).ready()
     contents = noise(keys_of(4), a.size)
     a.store(contents)
-    b = engine(quire_server.address, load_timeout_ms=500, lookup_timeout_ms=300, save_timeout_ms=500).ready()
+    b = engine(quire_server.address).ready()
     quire_server.kill()
     for _ in range(3):
         assert b.hits([*contents]) == 0
