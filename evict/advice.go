@@ -12,28 +12,50 @@ var (
 // maxDeclared bounds how far a declared cost may lie from the one that follows from the model's shape.
 const maxDeclared = 1024
 
+// said is what a client says of a page: a Category, and in the bits above a Next.
+type said uint8
+
+const (
+	saidShift = 4
+
+	_ = uint(1<<saidShift - NumCategories)
+	_ = uint(1<<saidShift - NumNexts)
+)
+
+func (x said) category() Category { return Category(x & (1<<saidShift - 1)) }
+
+func (x said) next() Next { return Next(x >> saidShift) }
+
 // advise takes in what is said of a page; what is not said stays as it was.
-func (p *vbrPage) advise(now float64, a Attrs) {
+func (v *VBR) advise(now float64, p *vbrPage, a Attrs) {
 	h := a.Hint
+	category, next := p.said.category(), p.said.next()
 	if h.Category != CategoryUnknown && h.Category < NumCategories {
-		p.category = h.Category
+		category = h.Category
 	}
 	if h.Next != NextUnknown && h.Next < NumNexts {
-		p.next = h.Next
+		next = h.Next
 	}
 	if h.Reuse > 0 {
 		p.due = max(ticksOf(now+float64(h.Reuse)), 1)
 	}
-	p.lean = leanOfCategory[p.category] * leanOfNext[p.next]
+	p.said = said(category) | said(next)<<saidShift
+	p.lean = leanOfCategory[category] * leanOfNext[next]
 	if a.Declared > 0 && a.FLOPs > 0 {
 		p.lean *= float32(min(max(a.Declared/a.FLOPs, 1.0/maxDeclared), maxDeclared))
+	}
+	if h.Answer == 0 {
+		return
+	}
+	if p.answer = answerOf(h.Answer, p.uses); v.sample.takes(p.tag) {
+		v.sample.tell(ticksOf(now), p)
 	}
 }
 
 // served ends what was said of the next use: this is it.
 func (p *vbrPage) served() {
-	p.lean /= leanOfNext[p.next]
-	p.next, p.due = NextUnknown, 0
+	p.lean /= leanOfNext[p.said.next()]
+	p.said, p.due = said(p.said.category()), 0
 }
 
 // leaning is the score of a page among those of its tenant. Until an expected use is due, it is as if the page were

@@ -7,6 +7,7 @@ type Hint struct {
 	Category Category
 	Next     Next
 	Reuse    float32 // seconds from now until the next use that is expected; 0: not known
+	Answer   uint32  // tokens of the answer to the request that used the page last, which has ended; 0: not known
 }
 
 // Category is the kind of work that a page belongs to.

@@ -17,21 +17,22 @@ type leaf struct {
 	page  uint32  // ref, and in the bits above its class
 	used  uint32  // as of the page
 	value float32 // likewise
-	whose uint32  // its tenant as far as there are bits, its traits, and whether something is said of it (lean, due)
+	whose uint32  // its tenant as far as there are bits, its answer, its traits, and whether something is said of it (lean, due)
 }
 
 const (
 	leafRefBits   = 26
 	leafClassBits = 32 - leafRefBits
 
-	leafTenantShift = 1 + traitBits // equal bits above may be two tenants: the record has all of them
+	leafAnswerShift = 1 + traitBits
+	leafTenantShift = leafAnswerShift + answerBits // equal bits above may be two tenants: the record has all of them
 
 	_ = uint(1<<leafRefBits - MaxRefs)
 	_ = uint(1<<leafClassBits - classes)
 )
 
 func (l *leaf) set(r Ref, p *vbrPage) {
-	l.page, l.used, l.value, l.whose = uint32(r)|uint32(p.class())<<leafRefBits, p.used, p.value, p.tenant<<leafTenantShift|uint32(p.traits)<<1
+	l.page, l.used, l.value, l.whose = uint32(r)|uint32(p.class())<<leafRefBits, p.used, p.value, p.tenant<<leafTenantShift|uint32(p.answer)<<leafAnswerShift|uint32(p.traits)<<1
 	if p.lean != 1 || p.due != 0 {
 		l.whose |= 1
 	}

@@ -24,6 +24,7 @@ type sample struct {
 	n       uint32                 // of pages, 0 included, which is none
 	free    uint32                 // first of the list of free slots
 	reuse   reuse
+	answers answers
 	alive   ages
 	uses    uint32  // since the last learning
 	mean    float32 // value of a page, about; 0: none has had one
@@ -42,6 +43,7 @@ type sampled struct {
 	run      uint32 // the request that used it last
 	traits   traits
 	class    uint8
+	told     told
 	in       [modes]placed
 }
 
@@ -66,7 +68,7 @@ func newSample(seed uint64, most int) *sample {
 }
 
 func (s *sample) footprint() uint64 {
-	return uint64(unsafe.Sizeof(*s)) + uint64(s.n)*(uint64(unsafe.Sizeof(sampled{}))+4*uint64(modes)) + min(uint64(s.n)*4096, uint64(s.nSlots())*4)
+	return uint64(unsafe.Sizeof(*s)) + s.answers.footprint() + uint64(s.n)*(uint64(unsafe.Sizeof(sampled{}))+4*uint64(modes)) + min(uint64(s.n)*4096, uint64(s.nSlots())*4)
 }
 
 // resize tells what a tier holds; the shadows are as the one with most.
@@ -128,12 +130,13 @@ func (s *sample) use(now uint32, page *vbrPage, hit bool) {
 	if known {
 		p := s.pages.At(slot)
 		s.reuse.hit(p.class, p.traits, now-p.used)
+		s.sawAnswer(p, 1, now-p.used)
 	} else {
 		slot = s.enter(now, page.tag)
 	}
 	p := s.pages.At(slot)
 	s.shadows.reshape(p, page.units)
-	p.used, p.class, p.traits, p.value = now, page.class(), page.traits, page.value
+	p.used, p.class, p.traits, p.value, p.told = now, page.class(), page.traits, page.value, told{}
 	switch {
 	case p.value == 0:
 		p.value = s.typical()
@@ -236,6 +239,7 @@ func (s *sample) forget(now uint32) {
 			continue
 		}
 		s.reuse.censor(p.class, p.traits, now-p.used)
+		s.sawAnswer(p, 0, now-p.used)
 		for m := range modes {
 			s.shadows.drop(s, m, i)
 		}
@@ -260,8 +264,10 @@ func (s *sample) learn(now uint32) {
 			b := ageBin(now - p.used)
 			s.alive[p.class][b]++
 			s.reuse.factors.expect(&expected, p.traits, s.reuse.expected[p.class][b])
+			s.awaitAnswer(p, b)
 		}
 	}
+	s.answers.learn()
 	s.reuse.factors.learn(&expected)
 	s.reuse.learn(&s.alive)
 	s.mode = s.shadows.choose(s.mode)

@@ -39,22 +39,22 @@ type VBR struct {
 var _ Policy = (*VBR)(nil)
 
 type vbrPage struct {
-	tag      uint64 // mixed KeyTag
-	above    uint64 // tag of the nearest sampled page above; 0: none
-	value    float32
-	lean     float32 // what writer and client say, as a factor of the score
-	units    uint32  // size
-	used     uint32  // last use in ticks
-	due      uint32  // next use as the client expects it, in ticks; 0: not known
-	tenant   uint32
-	at       [vbrTiers]uint32 // place among the leaves, from 1; 0: not there
-	uses     uint8
-	turn     uint8
-	flags    uint8
-	share    Share
-	category Category
-	next     Next
-	traits   traits
+	tag    uint64 // mixed KeyTag
+	above  uint64 // tag of the nearest sampled page above; 0: none
+	value  float32
+	lean   float32 // what writer and client say, as a factor of the score
+	units  uint32  // size
+	used   uint32  // last use in ticks
+	due    uint32  // next use as the client expects it, in ticks; 0: not known
+	tenant uint32
+	at     [vbrTiers]uint32 // place among the leaves, from 1; 0: not there
+	uses   uint8
+	turn   uint8
+	flags  uint8
+	share  Share
+	said   said
+	answer answered
+	traits traits
 }
 
 const (
@@ -133,7 +133,7 @@ func (v *VBR) Insert(now float64, r Ref, a Attrs) {
 	p.value = valueOf(a)
 	if p.flags&vbrKnown != 0 {
 		v.list(r, p, a.Doomed, a.Share)
-		p.advise(now, a)
+		v.advise(now, p, a)
 		v.refresh(r, p)
 		return
 	}
@@ -151,7 +151,7 @@ func (v *VBR) Insert(now float64, r Ref, a Attrs) {
 	}
 	v.list(r, p, a.Doomed, a.Share)
 	v.use(ticksOf(now), p, false)
-	p.advise(now, a)
+	v.advise(now, p, a)
 }
 
 // Touch records a use. It ends what was said of the page's next use.
@@ -208,7 +208,7 @@ func (v *VBR) coming(a *Attrs, on *vbrPage, take bool) vbrPage {
 // use counts one of p; hit: it was there.
 func (v *VBR) use(tick uint32, p *vbrPage, hit bool) {
 	p.uses += uint8(min(1, math.MaxUint8-int(p.uses)))
-	p.used = tick
+	p.used, p.answer = tick, 0
 	if v.sample.takes(p.tag) {
 		v.sample.use(tick, p, hit)
 	}
@@ -438,13 +438,14 @@ func (d *drawing) next(taken []Victim) (Victim, bool) {
 		}
 		level, whose := d.some[low].score, d.some[low].whose>>leafTenantShift
 		p := d.v.pages.At(uint32(d.some[low].ref))
-		best, least := low, p.leaning(d.tick, level)
+		answers := d.v.sample.answers.of(p.tenant)
+		best, least := low, p.leaning(d.tick, level*answers.of(p.answer))
 		for i := range d.some[:d.n] {
 			x := &d.some[i]
 			if x.whose>>leafTenantShift != whose {
 				continue
 			}
-			s := x.score
+			s := x.score * answers.of(answered(x.whose>>leafAnswerShift%answerRows))
 			if x.whose&1 != 0 {
 				s = d.v.pages.At(uint32(x.ref)).leaning(d.tick, s)
 			}

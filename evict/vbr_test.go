@@ -160,6 +160,7 @@ func hintsMoveOnly(t *testing.T, tenant uint32) {
 		"cheap":             func(r Ref) Attrs { return Attrs{Declared: 1e-30} },
 		"system prompts":    func(r Ref) Attrs { return Attrs{Hint: Hint{Category: CategorySystem}} },
 		"due at once":       func(r Ref) Attrs { return Attrs{Hint: Hint{Reuse: 2}} },
+		"short answers":     func(r Ref) Attrs { return Attrs{Hint: Hint{Answer: 1}} },
 		"some at an end":    func(r Ref) Attrs { return Attrs{Hint: Hint{Next: Next(r / 2 % 2 * 2)}} },
 	}
 	for name, said := range lies {
@@ -204,12 +205,12 @@ func TestAHintEndsWithTheUse(t *testing.T) {
 		t.Fatalf("lean %v, due %v", p.lean, p.due)
 	}
 	v.Insert(1, 1, Attrs{Bytes: 1, FLOPs: 1, Hint: Hint{}})
-	if p.next != NextNothing || p.category != CategoryBatch || p.due == 0 {
+	if p.said.next() != NextNothing || p.said.category() != CategoryBatch || p.due == 0 {
 		t.Error("a hint that says nothing took back what was said")
 	}
 	v.Touch(2, 1)
-	if p.lean != leanOfCategory[CategoryBatch] || p.due != 0 || p.next != NextUnknown {
-		t.Errorf("after the use: lean %v, due %v, next %v", p.lean, p.due, p.next)
+	if p.lean != leanOfCategory[CategoryBatch] || p.due != 0 || p.said.next() != NextUnknown {
+		t.Errorf("after the use: lean %v, due %v, next %v", p.lean, p.due, p.said.next())
 	}
 }
 

@@ -33,6 +33,7 @@ type replayOptions struct {
 	rounds     int
 	workers    int
 	plot       string
+	answers    bool
 }
 
 // Bounds of what one command is asked for.
@@ -70,6 +71,7 @@ keeps prefixes whole. "decisions" is a hash of all that a policy decided: equal 
 	f.Var(&o.tierRate, "tier-rate", "`size` that the tier gives back in a second, with --disk that one; what loading a page takes is then taken off what it saves")
 	traceFlags(cmd, &o.load)
 	f.Uint64Var(&o.load.Seed, "seed", 1, "`number` that decides what is drawn at random: arrivals, and samples of policies")
+	f.BoolVar(&o.answers, "answers", true, "tell policies how long each answer was, when it has ended: 30 ms for each of its tokens after the request")
 	f.IntVar(&o.rounds, "rounds", replay.DefaultRounds, "`number` of prices that the certified bound tries: more make it tighter")
 	f.IntVar(&o.workers, "workers", 0, "`number` of replays at a time; 0: as many as processors")
 	f.StringVar(&o.plot, "plot", "", "draw shares of the certified bound into this `file`.svg")

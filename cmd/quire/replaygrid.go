@@ -166,7 +166,7 @@ func (g *grid) cell(ctx context.Context, workers *errgroup.Group, c *replayCost,
 	})
 	for i, p := range g.policies {
 		workers.Go(func() error {
-			o := replay.Options{PageBytes: c.PageBytes, Fetch: true, Stop: ctx.Err}
+			o := replay.Options{PageBytes: c.PageBytes, Fetch: true, Untold: !g.o.answers, Stop: ctx.Err}
 			n := replay.Node{Host: cell.Pages, Disk: cell.Disk}
 			if n.Disk > 0 {
 				o.Loading = g.loading()

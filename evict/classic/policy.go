@@ -72,16 +72,16 @@ func (p *Policy) Insert(now float64, r evict.Ref, a evict.Attrs) {
 	for int(r) >= len(p.pages) {
 		p.pages = append(p.pages, page{})
 	}
-	p.clock++
-	p.now = now
 	g := p.at(r)
-	if g.known {
+	if g.known { // no use, so no time passes
 		g.flops, g.bytes = a.FLOPs, a.Bytes
 		if a.Doomed && !g.doomed {
 			p.doom(r)
 		}
 		return
 	}
+	p.clock++
+	p.now = now
 	*g = page{tag: a.KeyTag, flops: a.FLOPs, bytes: a.Bytes, used: now, entered: p.clock, last: p.clock, uses: 1, known: true}
 	if p.has(a.Parent) {
 		g.parent = p.at(a.Parent).tag

@@ -12,7 +12,7 @@ import (
 // is possible, and serves most pages of all (Belady 1966); where pages cost differently, others may save more.
 func FeasibleBelady(w *Workload, costs []float64, capacity int) Result {
 	b := newBelady(w)
-	r, err := Replay(w, costs, b, capacity, Options{Served: b.served, singly: true})
+	r, err := Replay(w, costs, b, capacity, Options{Served: b.served, Untold: true, singly: true})
 	if err != nil {
 		panic(err) // it picks what it was told to be evictable
 	}

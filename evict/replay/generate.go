@@ -15,10 +15,9 @@ import (
 //
 // A request is seen as a step of a session below a hub. A hub is a prefix after which many different ones go on, such as
 // a system prompt; hubs lie below hubs. A session is one path below its hub that grows from request to request, now and
-// then after some of its end was dropped. Of each request the fit keeps: its hub; whether it goes on with a session, then
-// how long
-// after that session's last request, how long it was, how many requests it had, how many pages were dropped; how many pages it
-// adds; its tokens behind the last page and its output.
+// then after some of its end was dropped. Of each request the fit keeps: its hub; whether it goes on with a session, then how
+// long after that session's last request, how long it was, how many requests it had, how long the last answer was, how many pages
+// were dropped; how many pages it adds; its tokens behind the last page and its output.
 //
 // Generating draws such steps anew, with repetition, and times between requests likewise. That keeps the times between
 // uses, what is concentrated on few pages, and the families that share a prefix; StatsOf says how well.
@@ -40,6 +39,7 @@ type step struct {
 	gap     float64 // seconds
 	length  int     // pages of the session, before
 	turns   int     // of the session, before
+	answer  int     // tokens of the last one, before
 	dropped int     // of them
 	added   int
 	tail    int // tokens behind the last page
@@ -75,6 +75,7 @@ func FitTo(w *Workload) *Fit {
 			before := lastUser[a.Pages[reused-1]] - 1
 			user := &w.Requests[before]
 			s.goesOn, s.gap, s.turns = true, a.Seconds-user.Seconds, turns[before]
+			s.answer = int(user.Output)
 			s.length, s.dropped = len(user.Pages), len(user.Pages)-reused
 		}
 		turns[i] = s.turns + 1
@@ -175,6 +176,7 @@ type lastUse struct {
 type session struct {
 	used   float64
 	turns  int
+	answer int // tokens
 	blocks []uint64
 }
 
@@ -192,7 +194,7 @@ func (g *generator) request() Request {
 		chosen.blocks = slices.Clone(chosen.blocks[:keep])
 	}
 	chosen.blocks = g.fresh(chosen.blocks, min(s.added, maxBlocks-1-len(chosen.blocks)))
-	chosen.used, chosen.turns = g.now, chosen.turns+1
+	chosen.used, chosen.turns, chosen.answer = g.now, chosen.turns+1, s.output
 	*list = append(*list, &lastUse{g.now, chosen})
 	q := Request{
 		TimestampMS: int64(math.Round(g.now * 1000)), OutputTokens: s.output,
@@ -239,7 +241,7 @@ func (l *sessions) near(now float64, s step) (best *session) {
 			}
 			seen++
 			off := apart(now-u.at, s.gap) + apart(float64(len(u.session.blocks)), float64(s.length)) +
-				apart(float64(u.session.turns), float64(s.turns))
+				apart(float64(u.session.turns), float64(s.turns)) + apart(float64(u.session.answer), float64(s.answer))
 			if off < least {
 				least, best = off, u.session
 			}

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/quire-kv/quire/evict"
 )
@@ -53,14 +54,16 @@ const (
 	LookUp Phase = iota // what is there is served, and stays until End
 	Begin               // the rest is offered, and finds room
 	Commit              // what found room is there from now on
-	End                 // the request is over
+	End                 // what was found may go
+	Tell                // the answer has ended: how long it is is told of the pages that are there
 )
 
 // Options of a replay. The zero value is what the store does.
 type Options struct {
 	PageBytes uint64                   // of each page; 0: 1 MiB
 	Tag       func(page int32) uint64  // by what policies know pages; nil: KeyTag
-	Steps     []Step                   // in order, where requests overlap or took time; nil: each request at once, at its time
+	Steps     []Step                   // in order, where requests overlap or took time; nil: each request at once, at its time, but for Tell
+	Untold    bool                     // policies are not told how long answers were, unless Steps says so
 	Fetch     bool                     // what is found on disk alone is brought into memory, where it is worth its room
 	Loading   evict.Loading            // from disk
 	Served    func(request, pages int) // called for each request, before what it lacks is published
@@ -72,6 +75,7 @@ type Options struct {
 const (
 	defaultPageBytes = 1 << 20
 	stopEvery        = 1024 // steps between two looks at Stop
+	tokenSeconds     = 0.03 // a token of an answer takes so long: it is told that much later than the request
 	resizeShare      = 64   // as the store: the policy hears of each change by a 64th of what is held
 )
 
@@ -98,30 +102,19 @@ func ReplayNode(w *Workload, costs []float64, n Node, o Options) (Result, error)
 		o.Tag = KeyTag
 	}
 	s := newSim(w, costs, n, o)
-	each := func(i int, step Step) error {
-		if o.Stop != nil && i%stopEvery == 0 {
+	steps := slices.Values(o.Steps)
+	if o.Steps == nil {
+		steps = w.Steps(!o.Untold)
+	}
+	i := 0
+	for step := range steps {
+		if i++; o.Stop != nil && i%stopEvery == 1 {
 			if err := o.Stop(); err != nil {
-				return err
+				return s.res, err
 			}
 		}
 		if err := s.step(step); err != nil {
-			return fmt.Errorf("request %d: %w", step.Request, err)
-		}
-		return nil
-	}
-	for i, step := range o.Steps {
-		if err := each(i, step); err != nil {
-			return s.res, err
-		}
-	}
-	if o.Steps != nil {
-		return s.res, nil
-	}
-	for i := range w.Requests {
-		for phase := LookUp; phase <= End; phase++ {
-			if err := each(int(End+1)*i+int(phase), Step{i, phase, w.Requests[i].Seconds}); err != nil {
-				return s.res, err
-			}
+			return s.res, fmt.Errorf("request %d: %w", step.Request, err)
 		}
 	}
 	return s.res, nil
@@ -213,6 +206,9 @@ func (s *sim) step(e Step) error {
 		return s.begin(e)
 	case Commit:
 		return s.commit(e)
+	case Tell:
+		s.tell(e)
+		return nil
 	}
 	return s.end(e)
 }

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -286,4 +287,56 @@ func TestReplayStops(t *testing.T) {
 	if !errors.Is(err, enough) || asked != 2 {
 		t.Errorf("%v after %d questions", err, asked)
 	}
+}
+
+// listener is LRU that notes what it is told of answers.
+type listener struct {
+	evict.Policy
+	heard []string
+}
+
+func (l *listener) Insert(now float64, r evict.Ref, a evict.Attrs) {
+	if a.Hint.Answer > 0 {
+		l.heard = append(l.heard, fmt.Sprintf("%.2f: %d after %d tokens", now, r, a.Hint.Answer))
+	}
+	l.Policy.Insert(now, r, a)
+}
+
+// TestAnswersAreToldWhenTheyHaveEnded, of the pages that are there then, in the order of their ends; never at once, and not at all
+// where that is asked for.
+func TestAnswersAreToldWhenTheyHaveEnded(t *testing.T) {
+	w := workloadOf(t, []uint64{1, 2}, []uint64{3}, []uint64{1, 4}, []uint64{5}, []uint64{6})
+	for i, tokens := range []int32{100, 10, 20, 0, 9} { // 3 s, 0.3 s, 0.6 s; none; after the last request
+		w.Requests[i].Output = tokens
+	}
+	steps := []Step{{0, LookUp, 7}, {0, Begin, 7}, {0, Commit, 7}, {0, Tell, 8}, {0, End, 9}}
+	for name, c := range map[string]struct {
+		capacity int
+		o        Options
+		want     []string
+	}{
+		"room for all":    {9, Options{}, []string{"1.30: 3 after 10 tokens", "2.60: 1 after 20 tokens", "2.60: 4 after 20 tokens", "3.00: 1 after 100 tokens", "3.00: 2 after 100 tokens"}},
+		"room for two":    {2, Options{}, []string{"1.30: 3 after 10 tokens", "2.60: 1 after 20 tokens", "2.60: 2 after 20 tokens", "3.00: 1 after 100 tokens"}},
+		"untold":          {9, Options{Untold: true}, nil},
+		"where it says":   {9, Options{Steps: steps}, []string{"8.00: 1 after 100 tokens", "8.00: 2 after 100 tokens"}},
+		"nothing is said": {9, Options{Steps: steps[:3]}, nil},
+	} {
+		l := &listener{Policy: evict.NewLRU(Slots(c.capacity, w))}
+		got, err := Replay(w, []float64{1, 1, 1, 1, 1, 1}, l, c.capacity, c.o)
+		if err != nil || !slices.Equal(l.heard, c.want) {
+			t.Errorf("%s: heard %q (%v), want %q; %+v", name, l.heard, err, c.want, got)
+		}
+	}
+}
+
+// TestAnswersMatterToTheStoresOwnPolicyAlone.
+func TestAnswersMatterToTheStoresOwnPolicyAlone(t *testing.T) {
+	w, costs := conversation(t)
+	each(t, func(t *testing.T, p Named) {
+		told := run(t, w, costs, p, 850, 1)
+		untold, err := Replay(w, costs, p.New(850, w, 1), 850, Options{Untold: true})
+		if err != nil || (told == untold) != (p.Name != "vbr") {
+			t.Errorf("told %+v, untold %+v (%v)", told, untold, err)
+		}
+	})
 }
