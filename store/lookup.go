@@ -134,9 +134,18 @@ func (s *Store) Delete(ctx context.Context, c Caller, runs []core.Run) ([]PageRe
 	return out, reason.None, nil
 }
 
-// Touch refreshes recency.
-func (s *Store) Touch(ctx context.Context, c Caller, runs []core.Run, h evict.Hint) ([]PageResult, reason.Reason, error) {
-	return s.each(ctx, c, runs, func(t core.Ticket) core.Event { return core.Touch{Ticket: t, Runs: runs, Hint: h} })
+// Touch refreshes recency, and passes on what is known of the pages' future. hintOnly: it is no use.
+func (s *Store) Touch(ctx context.Context, c Caller, runs []core.Run, h evict.Hint, hintOnly bool) (TouchResult, reason.Reason, error) {
+	r, why, err := s.replyOf(ctx, c, runs, func(t core.Ticket) core.Event {
+		return core.Touch{Ticket: t, Runs: runs, Hint: h, HintOnly: hintOnly}
+	})
+	return TouchResult{Pages: resultsOf(r.Results), At: r.At}, why, err
+}
+
+// TouchResult is the outcome of a Touch.
+type TouchResult struct {
+	Pages []PageResult
+	At    clock.Instant // when it was decided
 }
 
 // Pin keeps pages from eviction within the pin budgets; unpin lets go.
@@ -148,20 +157,25 @@ func (s *Store) Pin(ctx context.Context, c Caller, runs []core.Run, unpin bool) 
 
 // each asks an event that answers per page.
 func (s *Store) each(ctx context.Context, c Caller, runs []core.Run, ev func(core.Ticket) core.Event) ([]PageResult, reason.Reason, error) {
+	r, why, err := s.replyOf(ctx, c, runs, ev)
+	return resultsOf(r.Results), why, err
+}
+
+func (s *Store) replyOf(ctx context.Context, c Caller, runs []core.Run, ev func(core.Ticket) core.Event) (core.Reply, reason.Reason, error) {
 	if len(runs) == 0 {
-		return nil, reason.None, nil
+		return core.Reply{}, reason.None, nil
 	}
 	_, sh, why, err := s.begin(c, &runs[0].Family)
 	if err != nil || why != reason.None {
-		return nil, why, err
+		return core.Reply{}, why, err
 	}
 	defer s.leave()
 	t := s.ticket()
 	r, err := s.ask(ctx, sh, t, ev(t), nil)
 	if err != nil || r.Reason != reason.None {
-		return nil, r.Reason, err
+		return core.Reply{}, r.Reason, err
 	}
-	return resultsOf(r.Results), reason.None, nil
+	return r, reason.None, nil
 }
 
 // PageResult is one page's outcome, aligned with the request.

@@ -178,7 +178,8 @@ func (s *stopped) calls() []stoppedCall {
 			return refusal(nil, why, err)
 		}},
 		{"touch", 0, 0, func(ctx context.Context) error {
-			return refusal(st.Touch(ctx, c, s.runs(s.cold), evict.Hint{}))
+			r, why, err := st.Touch(ctx, c, s.runs(s.cold), evict.Hint{}, false)
+			return refusal(r.Pages, why, err)
 		}},
 		{"pin", 0, 0, func(ctx context.Context) error { return refusal(st.Pin(ctx, c, s.runs(s.warm), false)) }},
 		{"unpin", 0, 0, func(ctx context.Context) error { return refusal(st.Pin(ctx, c, s.runs(s.warm), true)) }},
@@ -464,7 +465,7 @@ func TestCloseOverADiskThatAnswersNothing(t *testing.T) {
 			if err := within(t, ownTime, s.Store.Close); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("close: %v", err)
 			}
-			if err := refusal(s.Store.Touch(t.Context(), s.Caller, s.runs(s.warm), evict.Hint{})); !errors.Is(err, store.ErrClosed) {
+			if _, _, err := s.Store.Touch(t.Context(), s.Caller, s.runs(s.warm), evict.Hint{}, false); !errors.Is(err, store.ErrClosed) {
 				t.Errorf("touch: %v", err)
 			}
 			s.gate.Resume()

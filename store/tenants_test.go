@@ -181,7 +181,7 @@ func aroundTheWaterLevel(t *testing.T, policy func(int) evict.Policy) {
 				leases = leases[:k-1]
 			}
 		case op < 90:
-			if _, _, err := f.Store.Touch(t.Context(), x.Caller, []core.Run{x.Run(run)}, evict.Hint{}); err != nil {
+			if _, _, err := f.Store.Touch(t.Context(), x.Caller, []core.Run{x.Run(run)}, evict.Hint{}, false); err != nil {
 				t.Fatal(err)
 			}
 		case op < 98:

@@ -34,6 +34,7 @@ type playOptions struct {
 	speed     float64
 	inFlight  int
 	fetch     bool
+	answers   bool
 }
 
 // Bounds and defaults of a play.
@@ -81,6 +82,7 @@ waits as long as a prefill of what was not there takes, at the same speed.`,
 	f.Float64Var(&o.speed, "speed", 0, "how many `times` as fast as in the trace requests come; 0: as fast as the server answers")
 	f.IntVar(&o.inFlight, "in-flight", 1, "`number` of requests that may be under way at once")
 	f.BoolVar(&o.fetch, "fetch", false, "get the bytes of the pages that are there too, and compare them")
+	f.BoolVar(&o.answers, "answers", true, "tell the server how long each answer was, when it has ended: 30 ms of the trace for each of its tokens after the request")
 	traceFlags(cmd, &o.load)
 	f.Uint64Var(&o.load.Seed, "seed", 1, "`number` that decides what is drawn at random: arrivals, and samples of the predicting policy")
 	cmd.RunE = a.action(func(ctx context.Context, args []string) error { return a.tracePlay(ctx, args[0], o) })
@@ -198,7 +200,7 @@ func (p *tracePlaying) play(ctx context.Context) (err error) {
 	bar := p.a.progress(len(p.w.Requests), "play")
 	defer bar.end()
 	system := clock.System()
-	o := playback.Options{Group: p.group, Fetch: p.o.fetch, InFlight: p.o.inFlight, Clock: system}
+	o := playback.Options{Group: p.group, Fetch: p.o.fetch, Untold: !p.o.answers, InFlight: p.o.inFlight, Clock: system}
 	if o.Start, err = p.begin(ctx, system); err != nil {
 		return err
 	}

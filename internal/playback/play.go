@@ -27,8 +27,10 @@ type Options struct {
 	Start clock.Instant // of Clock, when the store began: what is made later has its time since then. Default: when the play began
 	// InFlight is how many requests may be under way at once, those beyond wait; default 1: one after the other.
 	InFlight int
-	// Before is called before each request, with its time in the trace: it waits for it, or moves a clock. nil: requests
-	// follow each other at once.
+	// Untold: how long answers were is not told.
+	Untold bool
+	// Before is called before each request, and before its answer is told, with the time in the trace: it waits for it, or moves a
+	// clock. nil: they follow each other at once.
 	Before func(ctx context.Context, request int, seconds float64) error
 	// Compute is called between lookup and publication with the FLOPs of what was not there, from several goroutines: it
 	// takes the time that a prefill takes. nil: none.
@@ -89,16 +91,24 @@ func Play(ctx context.Context, w *replay.Workload, costs []float64, sessions []*
 	return p.res, err
 }
 
-// all begins the requests, in the order of the trace.
+// all begins the requests, in the order of the trace, and tells of their answers when these have ended.
 func (p *play) all(ctx context.Context, under *errgroup.Group) error {
-	for i := range p.w.Requests {
+	for step := range p.w.Steps(!p.o.Untold) {
+		do, i := p.request, step.Request
+		switch step.Phase {
+		case replay.LookUp:
+		case replay.Tell:
+			do = p.answered
+		default: // of the request
+			continue
+		}
 		if p.o.Before != nil {
-			if err := p.o.Before(ctx, i, p.w.Requests[i].Seconds); err != nil {
+			if err := p.o.Before(ctx, i, step.Seconds); err != nil {
 				return fmt.Errorf("request %d: %w", i, err)
 			}
 		}
 		one := func() error {
-			if err := p.request(ctx, i); err != nil {
+			if err := do(ctx, i); err != nil {
 				return fmt.Errorf("request %d: %w", i, err)
 			}
 			return nil
@@ -149,11 +159,6 @@ type one struct {
 
 func (p *play) request(ctx context.Context, i int) (err error) {
 	r := &p.w.Requests[i]
-	b, _ := p.spare.Get().(*buffers)
-	if b == nil {
-		b = &buffers{}
-	}
-	defer p.spare.Put(b)
 	flops := 0.0
 	for _, x := range r.Pages {
 		flops += p.costs[x]
@@ -164,7 +169,8 @@ func (p *play) request(ctx context.Context, i int) (err error) {
 		res.FLOPs += flops
 	})
 	if len(r.Pages) > 0 {
-		q := one{play: p, buffers: b, s: p.sessions[r.Space], index: i, pages: r.Pages}
+		q := p.one(i)
+		defer p.spare.Put(q.buffers)
 		if err := q.serve(ctx); err != nil {
 			return err
 		}
@@ -175,6 +181,40 @@ func (p *play) request(ctx context.Context, i int) (err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.o.After(ctx, i, &p.res)
+}
+
+// answered tells how long the answer to a request was.
+func (p *play) answered(ctx context.Context, i int) error {
+	if len(p.w.Requests[i].Pages) == 0 {
+		return nil
+	}
+	q := p.one(i)
+	defer p.spare.Put(q.buffers)
+	at, err := q.s.Answered(ctx, q.run(), int(p.w.Requests[i].Output))
+	if err != nil {
+		return fmt.Errorf("tell of the answer: %w", err)
+	}
+	q.step(replay.Tell, at)
+	return nil
+}
+
+// one is request i, with buffers that are to be given back.
+func (p *play) one(i int) *one {
+	b, _ := p.spare.Get().(*buffers)
+	if b == nil {
+		b = &buffers{}
+	}
+	r := &p.w.Requests[i]
+	return &one{play: p, buffers: b, s: p.sessions[r.Space], index: i, pages: r.Pages}
+}
+
+// run is all pages of the request.
+func (q *one) run() client.Run {
+	q.keys = q.keys[:0]
+	for _, x := range q.pages {
+		q.keys = appendHash(q.keys, x)
+	}
+	return client.Run{Group: q.o.Group, Hashes: q.keys}
 }
 
 func (p *play) count(f func(*Result)) {
@@ -200,11 +240,7 @@ func (q *one) note(p replay.Phase) {
 
 // serve is the request: the lease is held until what was lacking is published.
 func (q *one) serve(ctx context.Context) (err error) {
-	q.keys = q.keys[:0]
-	for _, x := range q.pages {
-		q.keys = appendHash(q.keys, x)
-	}
-	run := client.Run{Group: q.o.Group, Hashes: q.keys}
+	run := q.run()
 	there, err := q.s.Exists(ctx, run, leaseTTL)
 	if err != nil {
 		return fmt.Errorf("look up: %w", err)

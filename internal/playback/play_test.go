@@ -102,6 +102,7 @@ func TestReplayDecidesAsTheStoreDoes(t *testing.T) {
 		"vbr, few records":      {whole, setting{tierBytes: 64 * mib, records: 1500, policy: small}, playback.Options{}},
 		"lru, three namespaces": {three, setting{tierBytes: 8 * mib, policy: named[0].make}, playback.Options{}},
 		"vbr, three namespaces": {three, setting{tierBytes: 8 * mib, policy: named[1].make}, playback.Options{}},
+		"vbr, untold":           {whole, setting{tierBytes: 8 * mib, policy: named[1].make}, playback.Options{Untold: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.o.pageBytes = 4 * kib
@@ -119,6 +120,15 @@ func TestReplayDecidesAsTheStoreDoes(t *testing.T) {
 			}
 			if c.o.records > 0 && held > c.o.records {
 				t.Errorf("%d pages in %d records", held, c.o.records)
+			}
+			tells := 0
+			for _, step := range r.Steps {
+				if step.Phase == replay.Tell {
+					tells++
+				}
+			}
+			if (tells == 0) != c.p.Untold {
+				t.Errorf("%d answers were told of", tells)
 			}
 			if name == "vbr" && r.Unleased == 0 {
 				t.Error("no prefix was longer than a lease may hold: that is not tried")

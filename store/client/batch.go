@@ -2,6 +2,8 @@ package client
 
 import (
 	"context"
+	"math"
+	"time"
 
 	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
 	"github.com/quire-kv/quire/reason"
@@ -21,6 +23,20 @@ func (s *Session) Touch(ctx context.Context, r Run) ([]PageResult, error) {
 		a, err := pc.Touch(ctx, &quirev1.TouchRequest{Namespace: s.ref, Runs: run})
 		return a.GetPages(), err
 	})
+}
+
+// Answered tells how many tokens the answer to the request for these pages had, once it has ended. It is no use of them. at is
+// what the server's clock showed when it took that in for the first of them; 0: it does not say.
+func (s *Session) Answered(ctx context.Context, r Run, tokens int) (at time.Duration, err error) {
+	hint := &quirev1.Hint{AnswerTokens: uint32(min(max(tokens, 0), math.MaxUint32))}
+	_, err = s.each(ctx, r, func(ctx context.Context, pc quirev1.PageServiceClient, run []*quirev1.KeyRun) ([]*quirev1.PageStatus, error) {
+		a, err := pc.Touch(ctx, &quirev1.TouchRequest{Namespace: s.ref, Runs: run, Hint: hint, HintOnly: true})
+		if at == 0 {
+			at = time.Duration(a.GetDecidedAt())
+		}
+		return a.GetPages(), err
+	})
+	return at, err
 }
 
 // Pin keeps pages from eviction until Unpin, within the principal's budget.

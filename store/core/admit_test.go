@@ -366,6 +366,11 @@ func TestHintsReachThePolicy(t *testing.T) {
 	if len(seen.hints) != 2 || seen.hints[1] != waits || seen.hints[2] != waits || seen.touches[1] != touches+2 {
 		t.Errorf("hints after a Lookup: %v, of %d uses", seen.hints, seen.touches[1]-touches)
 	}
+	answer := evict.Hint{Answer: 9}
+	w.do(Touch{Ticket: w.ticket(), Runs: []Run{chain(f, 0, 0, 3)}, Hint: answer, HintOnly: true})
+	if len(seen.hints) != 2 || seen.hints[1] != answer || seen.hints[2] != answer || seen.touches[1] != touches+2 {
+		t.Errorf("hints after one that is no use: %v, of %d uses", seen.hints, seen.touches[1]-touches)
+	}
 }
 
 // The same with the default policy, which learns: what it learns of one tenant's pages differs with which of them are

@@ -56,12 +56,14 @@ func (s *Shard) deletePage(i uint32) Result {
 	return Result{Outcome: OK, Ref: ref}
 }
 
-// touch refreshes recency.
+// touch refreshes recency, and passes on a hint.
 func (s *Shard) touch(ev *Touch) {
-	r := Reply{Ticket: ev.Ticket}
+	r := Reply{Ticket: ev.Ticket, At: s.now}
 	for n := range ev.Runs {
 		r.Reason = s.eachPage(&ev.Runs[n], &r.Results, s.touchPage)
-		s.touchRun(s.slots)
+		if !ev.HintOnly {
+			s.touchRun(s.slots)
+		}
 		s.adviseRun(s.slots, ev.Hint)
 	}
 	s.emit(r)

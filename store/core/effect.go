@@ -24,7 +24,7 @@ type (
 		Lease   LeaseID       // Lookup
 		TTL     time.Duration // granted
 		Until   clock.Instant
-		At      clock.Instant // Lookup, Begin, Commit: when it was decided what was used, or what goes for it
+		At      clock.Instant // Lookup, Begin, Commit, Touch: when it was decided what was used, or what goes for it
 		Leading []uint32      // Lookup: consecutive hits per run
 		Covered []uint32      // Lookup: leading pages pinned per run
 		Results []Result

@@ -153,11 +153,12 @@ type (
 		Ticket Ticket
 		Runs   []Run
 	}
-	// Touch refreshes recency.
+	// Touch refreshes recency, and passes on a hint.
 	Touch struct {
-		Ticket Ticket
-		Runs   []Run
-		Hint   evict.Hint // of all pages
+		Ticket   Ticket
+		Runs     []Run
+		Hint     evict.Hint // of all pages
+		HintOnly bool       // it is no use
 	}
 	// Pin keeps pages from eviction until unpinned, within the pin budgets.
 	Pin struct {

@@ -32,6 +32,7 @@ func (a *asked) hintOf(h *quirev1.Hint) (out evict.Hint, err error) {
 	if s := h.GetNext(); s > 0 && s < quirev1.NextStep(evict.NumNexts) {
 		out.Next = evict.Next(s)
 	}
+	out.Answer = h.GetAnswerTokens()
 	if !a.advises() {
 		return evict.Hint{}, nil
 	}

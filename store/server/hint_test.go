@@ -15,7 +15,7 @@ import (
 func TestHints(t *testing.T) {
 	said := &quirev1.Hint{
 		Category: quirev1.WorkCategory_WORK_CATEGORY_AGENT, Next: quirev1.NextStep_NEXT_STEP_TOOL_CALL,
-		ExpectedReuse: durationpb.New(90 * time.Second),
+		ExpectedReuse: durationpb.New(90 * time.Second), AnswerTokens: 12,
 	}
 	ns := &namespace.Namespace{Tenant: "a"}
 	for name, c := range map[string]struct {
@@ -24,8 +24,8 @@ func TestHints(t *testing.T) {
 		want evict.Hint
 		bad  bool
 	}{
-		"own":      {namespace.Principal{Tenant: "a", Role: namespace.RoleEngine}, said, evict.Hint{Category: evict.CategoryAgent, Next: evict.NextToolCall, Reuse: 90}, false},
-		"operator": {namespace.Principal{Tenant: "b", Role: namespace.RoleOperator}, said, evict.Hint{Category: evict.CategoryAgent, Next: evict.NextToolCall, Reuse: 90}, false},
+		"own":      {namespace.Principal{Tenant: "a", Role: namespace.RoleEngine}, said, evict.Hint{Category: evict.CategoryAgent, Next: evict.NextToolCall, Reuse: 90, Answer: 12}, false},
+		"operator": {namespace.Principal{Tenant: "b", Role: namespace.RoleOperator}, said, evict.Hint{Category: evict.CategoryAgent, Next: evict.NextToolCall, Reuse: 90, Answer: 12}, false},
 		"granted":  {namespace.Principal{Tenant: "b", Role: namespace.RoleEngine}, said, evict.Hint{}, false},
 		"none":     {namespace.Principal{Tenant: "a", Role: namespace.RoleEngine}, nil, evict.Hint{}, false},
 		"newer":    {namespace.Principal{Tenant: "a", Role: namespace.RoleEngine}, &quirev1.Hint{Category: 99, Next: -3}, evict.Hint{}, false},

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 
+	"github.com/quire-kv/quire/internal/clock"
 	"github.com/quire-kv/quire/namespace"
 	quirev1 "github.com/quire-kv/quire/proto/quire/v1"
 	"github.com/quire-kv/quire/reason"
@@ -58,15 +59,20 @@ func (s pageService) BatchDelete(ctx context.Context, r *quirev1.BatchDeleteRequ
 // Touch refreshes recency, and passes on what the client knows of the future.
 func (s pageService) Touch(ctx context.Context, r *quirev1.TouchRequest) (*quirev1.TouchResponse, error) {
 	n := s.node
+	var at clock.Instant
 	pages, err := n.batch(ctx, r.Namespace, namespace.RightRead, r.Runs, n.metrics.touch,
 		func(a *asked, runs []core.Run) ([]store.PageResult, reason.Reason, error) {
 			h, err := a.hintOf(r.Hint)
 			if err != nil {
 				return nil, reason.None, err
 			}
-			return n.store.Touch(ctx, a.caller, runs, h)
+			got, why, err := n.store.Touch(ctx, a.caller, runs, h, r.HintOnly)
+			if at = got.At; h.Answer != 0 && why == reason.None && err == nil {
+				n.recordAnswer(a, h.Answer, runs)
+			}
+			return got.Pages, why, err
 		})
-	return &quirev1.TouchResponse{Pages: pages}, err
+	return &quirev1.TouchResponse{Pages: pages, DecidedAt: uint64(at)}, err
 }
 
 // Pin keeps pages from eviction. It outlives leases, so it takes the right to publish.

@@ -20,6 +20,7 @@ type Access struct {
 	PageTokens uint32
 	HashBytes  int
 	Hashes     []byte // the call's own
+	Answer     uint32 // of AccessAnswer: tokens
 	// Of a publication: what stands before its first page.
 	Link   core.Link
 	Parent page.Hash // LinkHash
@@ -33,6 +34,7 @@ const (
 	AccessLookup AccessKind = iota
 	AccessPublish
 	AccessFetch
+	AccessAnswer // it told how long the answer to the request for these pages was
 )
 
 // record tells the recorder of runs, if there is one.
@@ -48,6 +50,15 @@ func (n *node) record(kind AccessKind, a *asked, runs ...core.Run) {
 func (n *node) recordPublish(a *asked, r *store.BeginRequest) {
 	if n.recorder != nil && len(r.Pages) > 0 {
 		n.recordOne(&Access{Kind: AccessPublish, Link: r.Pages[0].Link, Parent: r.Pages[0].Parent}, a, &r.Run)
+	}
+}
+
+func (n *node) recordAnswer(a *asked, tokens uint32, runs []core.Run) {
+	if n.recorder == nil {
+		return
+	}
+	for i := range runs {
+		n.recordOne(&Access{Kind: AccessAnswer, Answer: tokens}, a, &runs[i])
 	}
 }
 

@@ -767,6 +767,8 @@ type Hint struct {
 	// From now until the next use that is expected; 0: not known.
 	ExpectedReuse *durationpb.Duration `protobuf:"bytes,2,opt,name=expected_reuse,json=expectedReuse,proto3" json:"expected_reuse,omitempty"`
 	Next          NextStep             `protobuf:"varint,3,opt,name=next,proto3,enum=quire.v1.NextStep" json:"next,omitempty"`
+	// Tokens of the answer to the request that used the pages last, told when it has ended; 0: not known. The next use ends it.
+	AnswerTokens  uint32 `protobuf:"varint,4,opt,name=answer_tokens,json=answerTokens,proto3" json:"answer_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -820,6 +822,13 @@ func (x *Hint) GetNext() NextStep {
 		return x.Next
 	}
 	return NextStep_NEXT_STEP_UNSPECIFIED
+}
+
+func (x *Hint) GetAnswerTokens() uint32 {
+	if x != nil {
+		return x.AnswerTokens
+	}
+	return 0
 }
 
 type PublishPage struct {
@@ -2157,7 +2166,9 @@ type TouchRequest struct {
 	Namespace *NamespaceRef          `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Runs      []*KeyRun              `protobuf:"bytes,2,rep,name=runs,proto3" json:"runs,omitempty"`
 	// Of all pages.
-	Hint          *Hint `protobuf:"bytes,3,opt,name=hint,proto3" json:"hint,omitempty"`
+	Hint *Hint `protobuf:"bytes,3,opt,name=hint,proto3" json:"hint,omitempty"`
+	// This is no use of the pages, the hint alone counts: of a request that has ended, say.
+	HintOnly      bool `protobuf:"varint,4,opt,name=hint_only,json=hintOnly,proto3" json:"hint_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2213,9 +2224,18 @@ func (x *TouchRequest) GetHint() *Hint {
 	return nil
 }
 
+func (x *TouchRequest) GetHintOnly() bool {
+	if x != nil {
+		return x.HintOnly
+	}
+	return false
+}
+
 type TouchResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Pages         []*PageStatus          `protobuf:"bytes,1,rep,name=pages,proto3" json:"pages,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Pages []*PageStatus          `protobuf:"bytes,1,rep,name=pages,proto3" json:"pages,omitempty"`
+	// As of BatchExists with a lease.
+	DecidedAt     uint64 `protobuf:"varint,2,opt,name=decided_at,json=decidedAt,proto3" json:"decided_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2255,6 +2275,13 @@ func (x *TouchResponse) GetPages() []*PageStatus {
 		return x.Pages
 	}
 	return nil
+}
+
+func (x *TouchResponse) GetDecidedAt() uint64 {
+	if x != nil {
+		return x.DecidedAt
+	}
+	return 0
 }
 
 type PinRequest struct {
@@ -2758,11 +2785,12 @@ const file_quire_v1_page_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\x06 \x01(\fR\tsessionId\x12!\n" +
 	"\fwriter_group\x18\a \x01(\fR\vwriterGroup\x12\"\n" +
-	"\x04hint\x18\b \x01(\v2\x0e.quire.v1.HintR\x04hint\"\xa4\x01\n" +
+	"\x04hint\x18\b \x01(\v2\x0e.quire.v1.HintR\x04hint\"\xc9\x01\n" +
 	"\x04Hint\x122\n" +
 	"\bcategory\x18\x01 \x01(\x0e2\x16.quire.v1.WorkCategoryR\bcategory\x12@\n" +
 	"\x0eexpected_reuse\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\rexpectedReuse\x12&\n" +
-	"\x04next\x18\x03 \x01(\x0e2\x12.quire.v1.NextStepR\x04next\"\x90\x02\n" +
+	"\x04next\x18\x03 \x01(\x0e2\x12.quire.v1.NextStepR\x04next\x12#\n" +
+	"\ranswer_tokens\x18\x04 \x01(\rR\fanswerTokens\"\x90\x02\n" +
 	"\vPublishPage\x12!\n" +
 	"\vparent_hash\x18\x01 \x01(\fH\x00R\n" +
 	"parentHash\x12'\n" +
@@ -2851,13 +2879,16 @@ const file_quire_v1_page_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\v2\x16.quire.v1.NamespaceRefR\tnamespace\x12$\n" +
 	"\x04runs\x18\x02 \x03(\v2\x10.quire.v1.KeyRunR\x04runs\"A\n" +
 	"\x13BatchDeleteResponse\x12*\n" +
-	"\x05pages\x18\x01 \x03(\v2\x14.quire.v1.PageStatusR\x05pages\"\x8e\x01\n" +
+	"\x05pages\x18\x01 \x03(\v2\x14.quire.v1.PageStatusR\x05pages\"\xab\x01\n" +
 	"\fTouchRequest\x124\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x16.quire.v1.NamespaceRefR\tnamespace\x12$\n" +
 	"\x04runs\x18\x02 \x03(\v2\x10.quire.v1.KeyRunR\x04runs\x12\"\n" +
-	"\x04hint\x18\x03 \x01(\v2\x0e.quire.v1.HintR\x04hint\";\n" +
+	"\x04hint\x18\x03 \x01(\v2\x0e.quire.v1.HintR\x04hint\x12\x1b\n" +
+	"\thint_only\x18\x04 \x01(\bR\bhintOnly\"Z\n" +
 	"\rTouchResponse\x12*\n" +
-	"\x05pages\x18\x01 \x03(\v2\x14.quire.v1.PageStatusR\x05pages\"~\n" +
+	"\x05pages\x18\x01 \x03(\v2\x14.quire.v1.PageStatusR\x05pages\x12\x1d\n" +
+	"\n" +
+	"decided_at\x18\x02 \x01(\x04R\tdecidedAt\"~\n" +
 	"\n" +
 	"PinRequest\x124\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x16.quire.v1.NamespaceRefR\tnamespace\x12$\n" +

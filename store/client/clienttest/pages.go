@@ -34,6 +34,9 @@ func publishThenFetch(t *testing.T, w *world) {
 		if rs, err := w.s.Touch(w.ctx(), r); err != nil || client.GoodPrefix(rs) != 5 {
 			t.Error(rs, err)
 		}
+		if at, err := w.s.Answered(w.ctx(), r, 20); err != nil || at < 0 {
+			t.Error(at, err)
+		}
 		if rs, err := w.s.Pin(w.ctx(), w.s.First(r, 1)); err != nil || client.GoodPrefix(rs) != 1 {
 			t.Error(rs, err)
 		}

@@ -12,6 +12,7 @@ import (
 // Bounds of what is kept of requests that are not written yet, and of names.
 const (
 	maxRequestPages = 1 << 17 // as the reader of traces
+	maxAnswer       = 1 << 26 // tokens: likewise
 	maxOpenPages    = 1 << 18 // of all open requests: 2 MiB, and some 12 MiB to find them
 	maxOpen         = 1 << 14 // requests
 	maxNumbers      = 1 << 16 // tenants, namespaces and groups with numbers of their own
@@ -27,6 +28,7 @@ type request struct {
 	tenant, namespace, group uint32
 	tokens                   uint32
 	ids                      []uint64
+	answer                   uint32 // tokens; 0: nobody said
 	asked                    int    // the first of ids, looked up or fetched; the others were published only
 	depth                    int64  // pages before ids[0]; unknown: below 0
 	parent                   uint64 // of ids[0]
@@ -44,7 +46,8 @@ func (q *request) append(b []byte) []byte {
 	tokens := int64(len(q.ids)) * int64(q.tokens)
 	number(`{"timestamp":`, q.at)
 	number(`,"input_length":`, tokens)
-	b = append(b, `,"output_length":0,"hash_ids":[`...)
+	number(`,"output_length":`, int64(q.answer))
+	b = append(b, `,"hash_ids":[`...)
 	for i, id := range q.ids {
 		if i > 0 {
 			b = append(b, ',')
@@ -103,6 +106,8 @@ func (a *assembly) take(c *call) bool {
 		}
 	case server.AccessPublish:
 		whole = a.publish(c, ids) && whole
+	case server.AccessAnswer:
+		a.answer(ids, c.Answer)
 	}
 	a.bound()
 	return whole
@@ -166,6 +171,16 @@ func (a *assembly) publish(c *call, ids []uint64) bool {
 	q := a.begin(c, ids, 0)
 	q.parent, q.hasParent = parent, known
 	return true
+}
+
+// answer notes how long the answer to a request was: to the newest that has the last of these pages that any has.
+func (a *assembly) answer(ids []uint64, tokens uint32) {
+	for i := len(ids) - 1; i >= 0; i-- {
+		if p, ok := a.places[ids[i]]; ok {
+			p.q.answer = min(tokens, maxAnswer)
+			return
+		}
+	}
 }
 
 // learn remembers how deep pages are, where a publication tells; below 0: it does not.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -204,6 +205,27 @@ func TestRequestsArePutTogether(t *testing.T) {
 				t.Errorf("got %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// TestAnAnswerIsOfItsRequest: told while the request takes calls in, of its last page that is known, it is written with it.
+func TestAnAnswerIsOfItsRequest(t *testing.T) {
+	g := newRig(t, nil)
+	tells := func(tokens uint32) func(*server.Access) { return func(a *server.Access) { a.Answer = tokens } }
+	a, b := chain("a", 0, 4), append(chain("a", 0, 2), chain("b", 0, 2)...) // two with one beginning
+	for _, call := range []*server.Access{
+		access(server.AccessLookup, a), access(server.AccessLookup, b), access(server.AccessLookup, chain("c", 0, 1)),
+		access(server.AccessAnswer, append(a, chain("a", 4, 6)...), tells(7)), access(server.AccessAnswer, b, tells(1<<32-1)),
+		access(server.AccessAnswer, chain("d", 0, 3), tells(9)), // nobody asked for those
+	} {
+		g.r.Record(call)
+	}
+	var got []int
+	for _, q := range g.closed() {
+		got = append(got, q.OutputTokens)
+	}
+	if want := []int{7, maxAnswer, 0}; !slices.Equal(got, want) {
+		t.Errorf("answers of %d tokens, want %d", got, want)
 	}
 }
 
