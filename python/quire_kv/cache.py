@@ -315,6 +315,20 @@ class Cache:
         self._count_bytes("save", session, group, view, sum(good))
         return good
 
+    def ended(self, keys: Sequence[bytes], answer_tokens: int, *, group: bytes | None = None, scope: bytes = b"") -> None:
+        """Tells that the request for these pages has ended, after an answer of so many tokens. That is no use of them; where it does
+        not come through, nothing is lost."""
+        session = self._usable() if keys and answer_tokens > 0 else None
+        if session is None:
+            return
+        hint = self._advice(Hint(answer_tokens=answer_tokens))
+        try:
+            session.touch(keys, group=group, scope=scope, hint=hint, hint_only=True, timeout=self._config.lookup_timeout)
+        except Exception as e:
+            self._failed("end", e, 0, session)
+        else:
+            self._answered()
+
     def hint_of(self, given: object) -> Hint | None:
         """What a request's own hint says (hint.Hint.parse); None where there is none, or where it is wrong: that is counted and logged."""
         if given is None:

@@ -17,6 +17,7 @@ __all__ = ["CATEGORIES", "Hint", "NextStep", "WorkCategory", "said"]
 _PARAM = "quire"  # the name of a hint among what a request to an engine carries for its connectors
 
 _MAX_SECONDS = 365 * 24 * 3600  # the store takes what lies beyond for this
+_MAX_TOKENS = 2**32 - 1
 _FIELDS = ("category", "reuse_in_s", "tool_call_pending", "end_of_session")
 
 
@@ -46,13 +47,17 @@ class Hint:
     """What is left out says nothing, and leaves in force what was said before. QuireError for times that are none.
 
     expected_reuse  seconds from now until the next use that is expected; 0: not known
+    answer_tokens   of the answer to the request that used the pages last, once it has ended; 0: not known
     """
 
     category: WorkCategory = WorkCategory.UNKNOWN
     expected_reuse: float = 0.0
     next: NextStep = NextStep.UNKNOWN
+    answer_tokens: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.answer_tokens <= _MAX_TOKENS:
+            raise QuireError(Reason.SIZE_MISMATCH, f"an answer of {self.answer_tokens} tokens")
         if not math.isfinite(self.expected_reuse) or self.expected_reuse < 0:
             raise QuireError(Reason.SIZE_MISMATCH, f"an expected reuse of {self.expected_reuse} seconds")
 
@@ -87,7 +92,7 @@ class Hint:
 
     def write(self, message: Any) -> None:
         """Fills a quire.v1.Hint."""
-        message.category, message.next = int(self.category), int(self.next)
+        message.category, message.next, message.answer_tokens = int(self.category), int(self.next), self.answer_tokens
         if self.expected_reuse > 0:
             proto.set_seconds(message.expected_reuse, min(self.expected_reuse, _MAX_SECONDS))
 

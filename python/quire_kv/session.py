@@ -283,12 +283,28 @@ class Session:
         return self._each("BatchDelete", keys, group, scope, timeout)
 
     def touch(
-        self, keys: Sequence[bytes], *, group: bytes | None = None, scope: bytes = b"", hint: Hint | None = None, timeout: float | None = None
+        self,
+        keys: Sequence[bytes],
+        *,
+        group: bytes | None = None,
+        scope: bytes = b"",
+        hint: Hint | None = None,
+        hint_only: bool = False,
+        timeout: float | None = None,
     ) -> list[Page]:
-        """Refreshes the recency of pages, and passes on what the caller knows of their future."""
-        return self._each("Touch", keys, group, scope, timeout, hint)
+        """Refreshes the recency of pages, and passes on what the caller knows of their future. With `hint_only` it is no use of
+        them, as when a request has ended."""
 
-    def _each(self, method: str, keys: Sequence[bytes], group: bytes | None, scope: bytes, timeout: float | None, hint: Hint | None = None) -> list[Page]:
+        def said(request: Any) -> None:
+            request.hint_only = hint_only
+            if hint is not None:
+                hint.write(request.hint)
+
+        return self._each("Touch", keys, group, scope, timeout, said)
+
+    def _each(
+        self, method: str, keys: Sequence[bytes], group: bytes | None, scope: bytes, timeout: float | None, more: Callable[[Any], None] | None = None
+    ) -> list[Page]:
         geometry = self._geometry_of(group)
         n = self._check_keys(keys, scope)
         with self._enter(timeout) as call:
@@ -300,8 +316,8 @@ class Session:
                 part = keys[first : first + most]
                 request = getattr(proto, method + "Request")()
                 request.namespace.CopyFrom(self._ref)
-                if hint is not None:
-                    hint.write(request.hint)
+                if more is not None:
+                    more(request)
                 request.runs.add(scope=scope, group=geometry.group, hashes=b"".join(part))
                 for k, status in enumerate(self._repeated(method, request, call).pages[: len(part)]):
                     ok = status.outcome == 1

@@ -127,3 +127,27 @@ def test_hints_travel(quire_server, spec_text, said):
         assert good(session.touch(keys, hint=Hint(next=NextStep.SESSION_END)))
         assert good(session.touch(keys)) and good(session.publish(keys, memory))
     assert said == [(1, 0), (0, 2)]
+
+
+def test_the_end_of_a_request_is_no_use_of_its_pages(quire_server, spec_text):
+    with pytest.raises(QuireError):
+        Hint(answer_tokens=-1)
+    with pytest.raises(QuireError):
+        Hint(answer_tokens=2**32)
+    cache = Cache(Config.parse({"server": quire_server.address}), spec_text(HEADS, LAYERS, WIDTH, TOKENS), logging.getLogger("test"), adapter="test")
+    try:
+        assert cache.wait_ready(GUARD_SECONDS)
+        keys, memory = keys_of(3), flat(cache.session, 3, seed=1)[1]
+        assert all(cache.save(keys, memory, timeout=GUARD_SECONDS))
+        sent = []
+        touch = cache.session.touch
+        cache.session.touch = lambda keys, **kw: sent.append((list(keys), kw["hint"], kw["hint_only"], good(touch(keys, **kw))))
+        cache.ended(keys, 12)
+        cache.ended(keys, 0)  # not known
+        cache.ended([], 12)
+        assert sent == [(list(keys), Hint(answer_tokens=12), True, True)]
+        cache.session.touch = lambda keys, **kw: 1 / 0
+        cache.ended(keys, 12)  # nobody is told, and nothing is raised
+        assert cache.stats()["failures_unknown"] == 1
+    finally:
+        cache.close()

@@ -85,7 +85,7 @@ def gaps(engine) -> tuple[list[float], int]:
     while not running.answer:
         engine.step()
     steps, waited, others = [], 0, 0
-    while running.status is not Status.FINISHED:
+    while not running.finished:
         if others < WAITING:
             engine.add(f"r{others}", [1000 * others + i for i in range(10)], 1)
             others += 1

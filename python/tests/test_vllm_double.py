@@ -590,7 +590,7 @@ def test_anything_in_any_order(make, seed):
             live.append(request)
         elif action < 0.42 and live:
             request = live.pop(rng.randrange(len(live)))
-            if request.status is not Status.FINISHED:
+            if not request.finished:
                 engine.abort(request.request_id)
         elif action < 0.47:
             store.refused = {k for _, _, k in list(store.pages) if rng.random() < 0.3}
@@ -676,3 +676,17 @@ def test_two_threads_copy_a_load_unless_the_settings_say_otherwise(make, said, t
     store = ToyStore()
     make(store, said)
     assert [c.copy_threads for c in store.configs] == [threads, threads]  # of both sides
+
+
+def test_the_store_is_told_how_long_an_answer_was(make):
+    store = ToyStore()
+    engine = make(store)
+    request = engine.add("a", PROMPT, 6)
+    engine.run()
+    wait_for(lambda: store.ends)
+    assert [(keys, tokens) for keys, tokens, _ in store.ends] == [(tuple(request.block_hashes), 6)]
+    engine.add("b", PROMPT, 6)
+    engine.step()
+    engine.abort("b")  # cut off: that is no answer
+    engine.flush()
+    assert len(store.ends) == 1

@@ -5,7 +5,8 @@
     update_state_after_alloc    keys bound to blocks ──> loads of the next plan
     build_connector_meta        loads, and full blocks that the store is not known to have ──> plan
     update_connector_output     loads ended: leases released, failures remembered
-    request_finished            leases released; a load under way keeps its entry until the workers have ended it
+    request_finished            leases released, the store told how long the answer was (on the pool); a load under way keeps its
+                                entry until the workers have ended it
 
 An entry is one request. A request whose load failed once is answered "no hit" for ever: asking again would loop. Leases
 are released on the pool, since a release is a call.
@@ -34,6 +35,7 @@ _THREADS = 16  # lookups at a time; they wait for the network, not for a core
 _WAITING = 512  # lookups that may queue; beyond that requests are no hit at once
 _ON_ITS_WAY_SECONDS = 5.0  # a planned save that a lookup does not find after this time is planned again
 _YIELD_SECONDS = 50e-6  # once in a step that waits for a lookup: an engine in its caller's process spins, and keeps the lookup's thread from running
+_ANSWERED = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")  # vLLM's states of a request whose answer was not cut off
 _SAVES_PER_STEP = 4096  # blocks of one plan; the rest follow in the next step
 
 
@@ -223,6 +225,7 @@ class Scheduling:
         else:
             self._unpin(entry)
         self._release_some()
+        self._tell(entry)
 
     def stop(self, why: str) -> None:
         """Nothing is looked up, loaded or saved any more."""
@@ -235,6 +238,17 @@ class Scheduling:
             self._unpin(entry)
         self._release_some()
         self._pool.close()
+
+    def _tell(self, entry: _Entry) -> None:
+        """Tells the store how long the answer was, of the pages that it has by then."""
+        request = entry.request
+        if self._off or entry.barred or not self._cache.ready or getattr(request.status, "name", "") not in _ANSWERED:
+            return
+        with self._lock:
+            scope = entry.scope
+        keys, tokens = list(request.block_hashes), request.num_output_tokens
+        if scope is not None and keys and not self._pool.submit(lambda: self._cache.ended(keys, tokens, scope=scope)):
+            self._log.debug("quire: the store was not told of the end of a request")
 
     # -- lookups --------------------------------------------------------------------------------------------------
 

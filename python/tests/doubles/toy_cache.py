@@ -45,6 +45,7 @@ class ToyStore:
         self.pages: dict[tuple[str, bytes, bytes], dict[tuple[int, int], bytes]] = {}
         self.leases = 0
         self.calls: list[tuple[str, int]] = []
+        self.ends: list[tuple[tuple[bytes, ...], int, bytes]] = []  # keys, tokens of the answer, scope
         self.hints: list[tuple[str, Hint | None]] = []  # of saves, and of lookups that pin
         self.caches: list[ToyCache] = []
         self.configs: list[Any] = []  # of them, in this order
@@ -163,6 +164,10 @@ class ToyCache:
                 for cell, data in cells.items():
                     page.setdefault(cell, data)  # the first stays
         return [True] * len(keys)
+
+    def ended(self, keys: Sequence[bytes], answer_tokens: int, *, group: Any = None, scope: bytes = b"") -> None:
+        self._enter("ended", keys)
+        self._store.ends.append((tuple(keys), answer_tokens, scope))
 
     def hint_of(self, given: object) -> Hint | None:
         try:

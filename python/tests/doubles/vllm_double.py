@@ -229,7 +229,8 @@ class Status(enum.Enum):
     REMOTE = 2
     RUNNING = 3
     PREEMPTED = 4
-    FINISHED = 5
+    FINISHED_LENGTH_CAPPED = 5
+    FINISHED_ABORTED = 6
 
 
 class Request:
@@ -264,6 +265,14 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
+
+    @property
+    def finished(self) -> bool:
+        return self.status in (Status.FINISHED_LENGTH_CAPPED, Status.FINISHED_ABORTED)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.answer)
 
     @property
     def answer(self) -> list[int]:
@@ -416,10 +425,10 @@ class Engine:
         for queue in (self.waiting, self.running):
             if request in queue:
                 queue.remove(request)
-        self._finish(request, delay=remote)
+        self._finish(request, Status.FINISHED_ABORTED, delay=remote)
 
-    def _finish(self, request: Request, delay: bool = False) -> None:
-        request.status = Status.FINISHED
+    def _finish(self, request: Request, status: Status = Status.FINISHED_LENGTH_CAPPED, delay: bool = False) -> None:
+        request.status = status
         held, _ = self._timed(self.connector.request_finished_all_groups, request, (list(request.table),))
         self.ended.add(request.request_id)
         if not (held or delay):
@@ -614,7 +623,7 @@ class Engine:
             if request.status is Status.REMOTE:
                 self.received.add(name)
             else:
-                assert request.status is Status.FINISHED
+                assert request.finished
                 self._free(request)
 
     def run(self, *names: str, seconds: float = 60.0) -> None:
