@@ -24,6 +24,7 @@ import serving
 import sglang_checkpoints as checkpoints
 import torch
 from sglang_engines import EngineProcess
+from waiting import PATIENT
 
 pytestmark = [pytest.mark.sglang, pytest.mark.limit(600)]
 
@@ -63,7 +64,7 @@ class Place:
         self.other = checkpoints.llama(folder / "other", dtype=torch.float32, seed=1)
         self.files = folder / "files"
         self.files.mkdir()
-        self.quire = json.dumps({**BACKEND, "server": server.address, **digests(self.model)})
+        self.quire = json.dumps({**BACKEND, "server": server.address, **PATIENT, **digests(self.model)})
         self.file = json.dumps({"prefetch_threshold": 16, "file_storage_path": str(self.files)})
         self.plain: dict = {}
 
