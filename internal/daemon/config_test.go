@@ -243,7 +243,7 @@ func TestDefaultsFollowEachOther(t *testing.T) {
 		want         uint64
 	}{
 		{gib, 0, "", 35 << 20},         // 65,536 pages of 16 KiB
-		{gib, 64 * gib, "", 293 << 20}, // and 524,288 of 128 KiB
+		{gib, 64 * gib, "", 295 << 20}, // and 524,288 of 128 KiB
 		{gib, 1024 * gib, "", gib / 2}, // more than memory can hold: its half
 		{16 << 20, 1 << 40, "", 8 << 20},
 		{gib, 64 * gib, evictLRU, 92 << 20},

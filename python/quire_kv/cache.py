@@ -316,14 +316,13 @@ class Cache:
         return good
 
     def ended(self, keys: Sequence[bytes], answer_tokens: int, *, group: bytes | None = None, scope: bytes = b"") -> None:
-        """Tells that the request for these pages has ended, after an answer of so many tokens. That is no use of them; where it does
-        not come through, nothing is lost."""
+        """Tells that the request for these pages has ended, after an answer of so many tokens. That is no use of them, and what the
+        request's hint said of them stays; where it does not come through, nothing is lost."""
         session = self._usable() if keys and answer_tokens > 0 else None
         if session is None:
             return
-        hint = self._advice(Hint(answer_tokens=answer_tokens))
         try:
-            session.touch(keys, group=group, scope=scope, hint=hint, hint_only=True, timeout=self._config.lookup_timeout)
+            session.touch(keys, group=group, scope=scope, hint=Hint(answer_tokens=answer_tokens), hint_only=True, timeout=self._config.lookup_timeout)
         except Exception as e:
             self._failed("end", e, 0, session)
         else:

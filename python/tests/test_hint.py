@@ -134,7 +134,8 @@ def test_the_end_of_a_request_is_no_use_of_its_pages(quire_server, spec_text):
         Hint(answer_tokens=-1)
     with pytest.raises(QuireError):
         Hint(answer_tokens=2**32)
-    cache = Cache(Config.parse({"server": quire_server.address}), spec_text(HEADS, LAYERS, WIDTH, TOKENS), logging.getLogger("test"), adapter="test")
+    config = Config.parse({"server": quire_server.address, "category": "batch"})  # which is not what requests say of themselves
+    cache = Cache(config, spec_text(HEADS, LAYERS, WIDTH, TOKENS), logging.getLogger("test"), adapter="test")
     try:
         assert cache.wait_ready(GUARD_SECONDS)
         keys, memory = keys_of(3), flat(cache.session, 3, seed=1)[1]

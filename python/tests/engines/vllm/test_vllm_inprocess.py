@@ -23,7 +23,7 @@ from doubles.chaos import Chaos
 from doubles.faults import Fault
 from doubles.slow_store import SlowStore
 from vllm_engine import BLOCK, ENVIRONMENT, Engine, prompts
-from waiting import PATIENT
+from waiting import PATIENT, wait_for
 
 from quire_kv.hint import Hint
 
@@ -161,24 +161,26 @@ def test_the_hint_of_a_request_reaches_the_store(engine, settings, quire_server,
 
     def heard(self, message):
         write(self, message)
-        said.append((message.category, message.next, message.expected_reuse.seconds))
+        said.append((message.category, message.next, message.expected_reuse.seconds, message.answer_tokens))
 
     write = Hint.write
     monkeypatch.setattr(Hint, "write", heard)
     made = engine(settings(quire_server, category="batch"))
 
     def ask(hint):
-        """What the store is told while one prompt is served from it, or else computed."""
+        """What the store is told while one prompt is served from it, or else computed; and of its answer, when that has ended."""
         said.clear()
         same(made.generate(PROMPTS[:1], params={"quire": hint}), baseline[:1])
         assert made.worker._transfer.flush(20)
+        wait_for(lambda: ended in said, what="the length of the answer")
         made.reset()
-        return set(said)
+        return set(said) - {ended}
 
-    assert ask({"category": "agent", "tool_call_pending": True, "reuse_in_s": 30}) == {(2, 1, 30)}  # saved
-    assert ask({"end_of_session": True}) == {(3, 2, 0)}  # found
+    ended = (0, 0, 0, len(baseline[0].tokens))  # and nothing that takes back what was said before
+    assert ask({"category": "agent", "tool_call_pending": True, "reuse_in_s": 30}) == {(2, 1, 30, 0)}  # saved
+    assert ask({"end_of_session": True}) == {(3, 2, 0, 0)}  # found
     assert made.scheduler._cache.stats()["bad_hints"] == 0
-    assert ask({"category": "urgent"}) == {(3, 0, 0)}
+    assert ask({"category": "urgent"}) == {(3, 0, 0, 0)}
     assert made.scheduler._cache.stats()["bad_hints"] == 1
 
 
