@@ -105,7 +105,7 @@ func (s *sample) awaitAnswer(p *sampled, bin int) {
 // learn makes the factors anew.
 func (f *answerFactors) learn() {
 	for x := range f.now {
-		f.now[x] = min(max((f.seen[x]+answerPrior)/(f.expected[x]+f.underWay[x]+answerPrior), leastFactor), mostFactor)
+		f.now[x] = factorOf(f.seen[x], f.expected[x]+f.underWay[x], answerPrior)
 		f.seen[x] *= keepCounts
 		f.expected[x] *= keepCounts
 	}

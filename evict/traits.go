@@ -80,9 +80,14 @@ func (f *factors) learn(underWay *traitSums) {
 		if i >= familyCount {
 			prior = depthPrior
 		}
-		f.now[i] = min(max((f.seen[i]+prior)/(f.expected[i]+underWay[i]+prior), leastFactor), mostFactor)
+		f.now[i] = factorOf(f.seen[i], f.expected[i]+underWay[i], prior)
 		f.seen[i] *= keepCounts
 		f.expected[i] *= keepCounts
 	}
 	f.now[0] = 1
+}
+
+// factorOf a hazard of which so many uses were seen where so many were expected. prior is how many it takes to move it.
+func factorOf(seen, expected, prior float32) float32 {
+	return min(max((seen+prior)/(expected+prior), leastFactor), mostFactor)
 }
